@@ -4,6 +4,7 @@
 //! streams can be shared with them. It is retained here and released with the last clone. Every object that needs the
 //! context (stream, event, pool, block) holds a clone.
 
+pub(crate) mod any_stream;
 pub(crate) mod calls;
 pub(crate) mod capture_end;
 pub(crate) mod captures;
@@ -21,7 +22,6 @@ pub(crate) mod order;
 pub(crate) mod peer;
 pub(crate) mod primary;
 pub(crate) mod processes;
-pub(crate) mod shared_stream;
 pub(crate) mod sleepers;
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;

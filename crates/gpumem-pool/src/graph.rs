@@ -20,8 +20,8 @@ mod foreign;
 
 pub use foreign::ForeignCaptures;
 
+use crate::device::any_stream::close_for_end;
 use crate::device::capture_end::{end_of, run_again};
-use crate::device::shared_stream::close_for_end;
 use crate::device::{Device, Handle, Object, Part, Stream};
 use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;

@@ -1,9 +1,9 @@
 //! The end of a capture, and the waits that it has deferred.
 
+use super::any_stream::{AnyStream, close_for_end};
 use super::objects::Object;
 use super::order::{Clocks, Part};
 use super::primary::PrimaryContext;
-use super::shared_stream::{SharedStream, close_for_end};
 use gpumem_heap::order::StreamIndex;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult};
@@ -26,7 +26,7 @@ pub(crate) fn cut_short(device: &PrimaryContext, clocks: &Clocks, graph: u64, or
 
 /// Ends a capture that was begun on `origin`. If the driver refuses, as it does once the device is lost, the streams keep capturing.
 pub(crate) fn end_of(
-    members: &[Arc<dyn SharedStream>],
+    members: &[Arc<dyn AnyStream>],
     clocks: &Clocks,
     origin: StreamIndex,
 ) -> Result<CUgraph, DriverError> {

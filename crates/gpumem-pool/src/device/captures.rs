@@ -5,9 +5,9 @@
 //!
 //! One lock, under which neither the driver nor a pool is called.
 
+use crate::device::any_stream::AnyStream;
 use crate::device::order::uses;
 use crate::device::primary::{PrimaryContext, WeakContext};
-use crate::device::shared_stream::SharedStream;
 use crate::device::slow_path_flag::SlowPathFlag;
 use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ struct Record {
     members: BTreeSet<StreamIndex>,
     /// The first stream of the capture and the streams that joined it. The clones keep owned streams alive until the
     /// capture ends: the driver breaks a capture when one of its streams is destroyed.
-    streams: Vec<Arc<dyn SharedStream>>,
+    streams: Vec<Arc<dyn AnyStream>>,
     /// Work that launches must follow, by stream. The streams themselves must follow it once they run work again.
     after: Vec<(StreamIndex, Stamp)>,
     /// Uses, outside the graph, of released parts of its memory: launches must follow them too.
@@ -45,7 +45,7 @@ struct Record {
     /// The streams that own memory of the capture.
     owner_streams: BTreeSet<StreamIndex>,
     /// The stream that the capture's memory is allocated on.
-    source: Option<Arc<dyn SharedStream>>,
+    source: Option<Arc<dyn AnyStream>>,
     /// The streams that the graph was launched on, as a word of [`uses`].
     launched: u64,
 }
@@ -74,7 +74,7 @@ impl Captures {
     }
 
     /// Adds the record of a capture that has begun, with one handle; [`Captures::drop_handle`] drops it.
-    pub(crate) fn begin(&self, graph: u64, stream: &Arc<dyn SharedStream>) {
+    pub(crate) fn begin(&self, graph: u64, stream: &Arc<dyn AnyStream>) {
         let members = BTreeSet::from([stream.id().stream_index()]);
         let devices = vec![stream.context().downgrade()];
         let (origin, streams) =
@@ -86,7 +86,7 @@ impl Captures {
 
     /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it. A capture that was
     /// considered ended gets one more handle.
-    pub(crate) fn adopt(&self, graph: u64, stream: &Arc<dyn SharedStream>) {
+    pub(crate) fn adopt(&self, graph: u64, stream: &Arc<dyn AnyStream>) {
         let reopened = self.with(graph, |record| {
             (record.is_open, record.is_ending) = (true, false);
             record.handle_count += 1;
@@ -109,7 +109,7 @@ impl Captures {
     }
 
     /// Adds a stream that has joined a capture.
-    pub(crate) fn join(&self, graph: u64, stream: &Arc<dyn SharedStream>) {
+    pub(crate) fn join(&self, graph: u64, stream: &Arc<dyn AnyStream>) {
         let device = stream.context().downgrade();
         self.with(graph, |record| {
             record.members.insert(stream.id().stream_index());
@@ -123,7 +123,7 @@ impl Captures {
     }
 
     /// The streams of an active capture, each once, always in one order.
-    pub(crate) fn members(&self, graph: u64) -> Vec<Arc<dyn SharedStream>> {
+    pub(crate) fn members(&self, graph: u64) -> Vec<Arc<dyn AnyStream>> {
         let mut streams = self.with(graph, |record| record.streams.clone()).unwrap_or_default();
         streams.sort_unstable_by_key(|stream| stream.id());
         streams
@@ -232,12 +232,12 @@ impl Captures {
     }
 
     /// The stream that a capture's chunks are allocated on, if it was set.
-    pub(crate) fn source(&self, graph: u64) -> Option<Arc<dyn SharedStream>> {
+    pub(crate) fn source(&self, graph: u64) -> Option<Arc<dyn AnyStream>> {
         self.with(graph, |record| record.source.clone()).flatten()
     }
 
     /// Sets that stream, unless another thread has set it first. Returns the stream in effect.
-    pub(crate) fn set_source(&self, graph: u64, source: Arc<dyn SharedStream>) -> Arc<dyn SharedStream> {
+    pub(crate) fn set_source(&self, graph: u64, source: Arc<dyn AnyStream>) -> Arc<dyn AnyStream> {
         let own = || Arc::clone(&source);
         let kept = self.with(graph, |record| Arc::clone(record.source.get_or_insert_with(own)));
         kept.unwrap_or(source)
@@ -274,7 +274,7 @@ impl Captures {
 
     /// Drops one handle. For the last one, returns the streams that the graph was launched on, as a word of [`uses`],
     /// and the stream that its memory was allocated on, which must outlive that memory.
-    pub(crate) fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Arc<dyn SharedStream>>)> {
+    pub(crate) fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Arc<dyn AnyStream>>)> {
         let mut table = self.table();
         let record = table.get_mut(&graph)?;
         record.handle_count -= 1;

@@ -46,7 +46,7 @@ pub(super) struct Retained {
 pub(crate) struct PrimaryContext {
     retained: Retained,
     own: WeakContext,
-    shared: Arc<Shared>,
+    shared: Arc<GpuState>,
     /// The error that destroyed the context, once a call has returned it.
     lost: OnceLock<DriverError>,
     /// True once a call has found that the program has reset the device. From then on no call uses the context or its objects, whose
@@ -56,7 +56,7 @@ pub(crate) struct PrimaryContext {
 
 /// The part that all devices opened on one GPU share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct GpuState {
     /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
     /// Objects that the driver refused to destroy when they were dropped.

@@ -7,8 +7,8 @@
 //! none will be. Another library that has borrowed memory queues work without such a check, so a pool does not sleep while memory is lent
 //! (`LentMemory`).
 
+use super::any_stream::AnyStream;
 use super::calls::Calls;
-use super::shared_stream::SharedStream;
 use crate::error::{PoolError, StreamError};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -55,14 +55,14 @@ struct Entry {
 /// The streams of the devices.
 #[derive(Default)]
 struct Streams {
-    list: Vec<Weak<dyn SharedStream>>,
+    list: Vec<Weak<dyn AnyStream>>,
     /// The length at which streams that are gone are removed.
     purge_at: usize,
 }
 
 impl Sleepers {
     /// Adds a stream, whose calls may queue work.
-    pub(crate) fn add_stream(&self, stream: Weak<dyn SharedStream>) {
+    pub(crate) fn add_stream(&self, stream: Weak<dyn AnyStream>) {
         let mut streams = self.streams();
         if streams.list.len() >= streams.purge_at {
             streams.list.retain(|stream| stream.strong_count() > 0);
@@ -109,7 +109,7 @@ impl Sleepers {
     }
 
     /// Upgraded under the lock, to be dropped outside it: dropping the last clone of a stream takes locks.
-    fn live_streams(&self) -> Vec<Arc<dyn SharedStream>> {
+    fn live_streams(&self) -> Vec<Arc<dyn AnyStream>> {
         self.streams().list.iter().filter_map(Weak::upgrade).collect()
     }
 

@@ -15,9 +15,9 @@ pub use builder::StreamBuilder;
 pub use point::StreamPoint;
 pub use recent::RecentStreams;
 
+use crate::device::any_stream::{AnyStream, typed};
 use crate::device::calls::Calls;
 use crate::device::primary::PrimaryContext;
-use crate::device::shared_stream::{SharedStream, typed};
 use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
 use crate::error::{PoolError, StreamError};
 use core::fmt;
@@ -257,11 +257,11 @@ impl Stream {
     }
 
     /// The part that the rooms below hold.
-    pub(crate) fn shared(&self) -> Arc<dyn SharedStream> {
+    pub(crate) fn shared(&self) -> Arc<dyn AnyStream> {
         Arc::<Inner>::clone(&self.0)
     }
 
-    pub(crate) fn of_shared(shared: Arc<dyn SharedStream>) -> Option<Self> {
+    pub(crate) fn of_shared(shared: Arc<dyn AnyStream>) -> Option<Self> {
         typed(shared).map(Self)
     }
 
@@ -308,7 +308,7 @@ impl Inner {
     }
 }
 
-impl SharedStream for Inner {
+impl AnyStream for Inner {
     fn id(&self) -> StreamId {
         self.id
     }

@@ -1,8 +1,8 @@
 //! [`ForeignCaptures`]: captures that another library begins, ends and launches.
 
 use super::Hold;
+use crate::device::any_stream::close_for_end;
 use crate::device::capture_end::run_again;
-use crate::device::shared_stream::close_for_end;
 use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex};
 use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;

@@ -19,7 +19,7 @@
 mod chunk;
 
 use crate::backend::{Allocation, FreeRequest};
-use crate::device::shared_stream::SharedStream;
+use crate::device::any_stream::AnyStream;
 use crate::device::{Clocks, GRAPH_BIT, MemoryRange, StreamId, StreamIndex, order::uses};
 use crate::pool::{Block, State, StateRef};
 use chunk::Chunk;
@@ -79,7 +79,7 @@ struct Outside {
 struct Released {
     chunks: Vec<Chunk>,
     retained: Vec<RetainedBlock>,
-    source: Option<Arc<dyn SharedStream>>,
+    source: Option<Arc<dyn AnyStream>>,
 }
 
 impl GraphMemory {

@@ -3,9 +3,9 @@
 use super::awaited::AwaitedWork;
 use super::stream_state::StreamStates;
 use super::uses::indices;
+use crate::device::any_stream::AnyStream;
 use crate::device::captures::Captures;
 use crate::device::primary::{HeldContext, WeakContext};
-use crate::device::shared_stream::SharedStream;
 use crate::device::sleepers::Sleepers;
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ pub(super) struct StreamTable {
 
 /// A stream by the driver's unique id: the live wrap, or the identity of the last one.
 pub(super) struct Name {
-    pub(super) stream: Weak<dyn SharedStream>,
+    pub(super) stream: Weak<dyn AnyStream>,
     pub(super) id: StreamId,
     /// The driver's handle, as a number.
     pub(super) handle: usize,

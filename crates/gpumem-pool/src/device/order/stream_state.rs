@@ -5,9 +5,9 @@
 //! gone.
 
 use super::marker::{Marker, MarkerEvent};
+use crate::device::any_stream::AnyStream;
 use crate::device::context::Handle;
 use crate::device::primary::{HeldContext, PrimaryContext, WeakContext};
-use crate::device::shared_stream::SharedStream;
 use core::sync::atomic::AtomicU32;
 use gpumem_heap::order::{Epochs, Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
@@ -69,7 +69,7 @@ struct LiveStream {
     /// A marker was requested that only calls naming the stream can record: the next such call records it.
     is_wanted: bool,
     /// The stream whose next naming call takes the slow path. Set for streams that only calls naming them may mark.
-    stream: Option<Weak<dyn SharedStream>>,
+    stream: Option<Weak<dyn AnyStream>>,
 }
 
 /// The origin of a request for a marker.
@@ -172,7 +172,7 @@ impl StreamState {
     }
 
     /// Stores the clones' shared part, for a stream that only calls naming it may mark.
-    pub(super) fn set_stream(&mut self, stream: Weak<dyn SharedStream>) {
+    pub(super) fn set_stream(&mut self, stream: Weak<dyn AnyStream>) {
         if let Some(state) = self.stream.as_mut().filter(|state| state.life == Life::Named) {
             state.stream = Some(stream);
         }
@@ -225,7 +225,7 @@ impl Locked<'_> {
 
     /// Requests a marker that only a call naming the stream can record. Returns the stream whose fast path must be
     /// disabled.
-    pub(super) fn want(&mut self) -> Option<Weak<dyn SharedStream>> {
+    pub(super) fn want(&mut self) -> Option<Weak<dyn AnyStream>> {
         let stream = self.state.stream.as_mut().filter(|stream| stream.life == Life::Named)?;
         stream.is_wanted = true;
         stream.stream.clone()

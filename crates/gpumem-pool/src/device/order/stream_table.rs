@@ -8,9 +8,9 @@
 use super::clocks::{Clocks, Name};
 use super::marker::MarkerEvent;
 use super::stream_state::{Life, StreamParts, StreamState};
+use crate::device::any_stream::{AnyStream, typed};
 use crate::device::context::{CaptureModeGuard, ContextGuard};
 use crate::device::primary::{PrimaryContext, WeakContext, loss_of_current};
-use crate::device::shared_stream::{SharedStream, typed};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::order::{Order, StreamId, StreamIndex};
@@ -53,7 +53,7 @@ impl Clocks {
 
     /// The live stream with this driver id, otherwise one that `make` creates from an index and identity. A stream that was abandoned
     /// without a last marker gets its former index and identity if they are still free.
-    pub(crate) fn find_or_open<S: SharedStream>(
+    pub(crate) fn find_or_open<S: AnyStream>(
         &self,
         device: &PrimaryContext,
         parts: &StreamParts,
@@ -88,14 +88,14 @@ impl Clocks {
     }
 
     /// Stores the driver id of an owned stream: its handle may be wrapped later.
-    pub(crate) fn name<S: SharedStream>(&self, driver_id: Option<u64>, stream: &Arc<S>) {
+    pub(crate) fn name<S: AnyStream>(&self, driver_id: Option<u64>, stream: &Arc<S>) {
         if let Some(driver_id) = driver_id {
             self.names().insert(driver_id, name_of(stream));
         }
     }
 
-    fn set_stream<S: SharedStream>(&self, stream: &Arc<S>) {
-        let shared: Weak<dyn SharedStream> = Arc::<S>::downgrade(stream);
+    fn set_stream<S: AnyStream>(&self, stream: &Arc<S>) {
+        let shared: Weak<dyn AnyStream> = Arc::<S>::downgrade(stream);
         self.stream_states.guard(stream.id().stream_index()).set_stream(shared);
     }
 
@@ -168,7 +168,7 @@ impl Clocks {
 
     /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been wrapped again since,
     /// returns that wrap instead, which has the same id.
-    pub(crate) fn retire_unless_wrapped<S: SharedStream>(&self, stream: StreamId) -> Option<Arc<S>> {
+    pub(crate) fn retire_unless_wrapped<S: AnyStream>(&self, stream: StreamId) -> Option<Arc<S>> {
         let mut names = self.names();
         let mut own = names.values().filter(|name| name.id == stream);
         if let Some(wrapped) = own.find_map(|name| typed(name.stream.upgrade()?)) {
@@ -310,7 +310,7 @@ impl Clocks {
     }
 }
 
-fn name_of<S: SharedStream>(stream: &Arc<S>) -> Name {
-    let shared: Weak<dyn SharedStream> = Arc::<S>::downgrade(stream);
+fn name_of<S: AnyStream>(stream: &Arc<S>) -> Name {
+    let shared: Weak<dyn AnyStream> = Arc::<S>::downgrade(stream);
     Name { stream: shared, id: stream.id(), handle: stream.raw() as usize }
 }

@@ -3,9 +3,9 @@
 use super::clocks::Clocks;
 use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
+use crate::device::any_stream::AnyStream;
 use crate::device::context::CaptureModeGuard;
 use crate::device::primary::{HeldContext, PrimaryContext};
-use crate::device::shared_stream::SharedStream;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_heap::order::{Order, Stamp, StreamId, StreamIndex};
@@ -553,7 +553,7 @@ impl Clocks {
 
 /// Makes the next call that names the stream check for a requested marker. Called without a lock: this may drop the
 /// last handle.
-fn disable_fast_path(stream: Option<Weak<dyn SharedStream>>) {
+fn disable_fast_path(stream: Option<Weak<dyn AnyStream>>) {
     if let Some(stream) = stream.and_then(|stream| stream.upgrade()) {
         stream.look_when_named();
     }

@@ -1,8 +1,8 @@
 //! [`StreamBuilder`]: creates owned streams with options.
 
 use super::{Inner, Kind, Stream};
+use crate::device::any_stream::AnyStream;
 use crate::device::order::{Life, StreamParts};
-use crate::device::shared_stream::SharedStream;
 use crate::device::{Device, Object};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
@@ -48,7 +48,7 @@ impl Stream {
 impl Stream {
     /// Adds the stream to those whose calls may queue work.
     pub(super) fn list(&self) {
-        let shared: Weak<dyn SharedStream> = Arc::<Inner>::downgrade(&self.0);
+        let shared: Weak<dyn AnyStream> = Arc::<Inner>::downgrade(&self.0);
         self.device().sleepers().add_stream(shared);
     }
 }

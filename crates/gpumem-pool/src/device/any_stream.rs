@@ -1,4 +1,4 @@
-//! [`SharedStream`]: what the rooms below [`Stream`](crate::Stream) see of it.
+//! [`AnyStream`]: what the rooms below [`Stream`](crate::Stream) see of it.
 //!
 //! The clocks, the records of captures and the list of sleeping memory hold streams, weakly or to keep them alive.
 
@@ -10,7 +10,7 @@ use gpumem_sys::types::CUstream;
 use std::sync::Arc;
 
 /// The shared part of a stream's clones.
-pub(crate) trait SharedStream: Any + Send + Sync {
+pub(crate) trait AnyStream: Any + Send + Sync {
     fn id(&self) -> StreamId;
 
     /// The driver's handle.
@@ -31,13 +31,13 @@ pub(crate) trait SharedStream: Any + Send + Sync {
 }
 
 /// The stream, if it is of this type.
-pub(super) fn typed<S: SharedStream>(stream: Arc<dyn SharedStream>) -> Option<Arc<S>> {
+pub(super) fn typed<S: AnyStream>(stream: Arc<dyn AnyStream>) -> Option<Arc<S>> {
     let stream: Arc<dyn Any + Send + Sync> = stream;
     stream.downcast().ok()
 }
 
 /// Closes streams for the end of their capture; see [`Calls::close_all`].
-pub(crate) fn close_for_end(streams: &[Arc<dyn SharedStream>]) -> Vec<Closed<'_>> {
+pub(crate) fn close_for_end(streams: &[Arc<dyn AnyStream>]) -> Vec<Closed<'_>> {
     let calls: Vec<&Calls> = streams.iter().map(|stream| stream.calls()).collect();
     Calls::close_all(&calls)
 }
