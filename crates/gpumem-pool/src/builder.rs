@@ -299,16 +299,16 @@ impl PoolBuilder {
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         let flight = Flight::of(&config.flight_recorder);
         self.adaptors.extend(flight.clone().map(|flight| flight as _));
-        Pool::build(Setup {
+        let setup = Setup {
             name: PoolName::new(self.name.as_deref(), None),
             config,
             device: self.device,
             peers: self.peers,
-            adaptors: self.adaptors,
             parent: None,
             observer: self.observer,
             witness: flight.map(|flight| flight as _),
-        })
+        };
+        Pool::build(setup, self.adaptors)
     }
 }
 

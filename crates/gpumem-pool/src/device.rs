@@ -109,7 +109,7 @@ struct Common {
     kept: Mutex<Vec<PoolError>>,
     /// The memory of these reports that can be released later.
     kept_memory: Mutex<Vec<KeptMemory>>,
-    /// What the rooms above keep with the GPU.
+    /// The values that the rooms above keep with the GPU.
     extensions: Extensions,
 }
 

@@ -143,7 +143,7 @@ struct Entries {
 
 /// The callback to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum Round {
     Purge,
     Release,
 }
@@ -170,11 +170,10 @@ impl Registry {
 
     /// Runs the callbacks of all holders that can help a kind of memory, and returns their failures. `None` if there are none, or inside a
     /// callback. Waits for rounds of other threads, until the deadline, because they make room too.
-    pub(crate) fn ask(&self, extent: Extent, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
+    pub(crate) fn ask(&self, round: Round, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
         let _asking = ReentrancyGuard::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
-        let asked: Vec<Asked> =
-            holders.into_iter().filter_map(|holder| asked(holder, extent, kind)).collect();
+        let asked: Vec<Asked> = holders.into_iter().filter_map(|holder| asked(holder, round, kind)).collect();
         let waited = self.end(id, until);
         let is_any = !asked.is_empty() || waited;
         is_any.then(|| asked.into_iter().filter_map(Result::err).collect())
@@ -211,12 +210,12 @@ impl Registry {
 type Asked = Result<(), String>;
 
 /// Runs one callback. `None` if the holder's memory does not help this kind. The holder may be dropped here.
-fn asked(holder: Arc<dyn Reclaimable>, extent: Extent, kind: MemoryKind) -> Option<Asked> {
+fn asked(holder: Arc<dyn Reclaimable>, round: Round, kind: MemoryKind) -> Option<Asked> {
     let name = catch_panic(|| holder.name().to_owned()).unwrap_or_else(|_| "an unnamed holder".into());
-    let asked = catch_panic(move || match extent {
+    let asked = catch_panic(move || match round {
         _ if !holder.helps(kind) => None,
-        Extent::Purge => Some(holder.purge().map_err(|error| error.to_string())),
-        Extent::Release => Some(holder.release().map_err(|error| error.to_string())),
+        Round::Purge => Some(holder.purge().map_err(|error| error.to_string())),
+        Round::Release => Some(holder.release().map_err(|error| error.to_string())),
     });
     match asked {
         Ok(answer) => answer.map(|answer| answer.map_err(|error| format!("{name}: {error}"))),

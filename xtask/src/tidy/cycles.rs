@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const FILES_MAX: usize = 4;
 
 /// Packages with a larger limit while their rooms are brought into an order. A limit only goes down.
-const LARGER: [(&str, usize); 2] = [("gpumem-pool", 94), ("gpumem-tests", 9)];
+const LARGER: [(&str, usize); 2] = [("gpumem-pool", 10), ("gpumem-tests", 9)];
 
 const ADVICE: &str = "move what both files need below both, or take it as an argument";
 

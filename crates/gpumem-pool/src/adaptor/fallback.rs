@@ -72,3 +72,15 @@ impl Adaptor for Fallback {
         self.pool.0.open_to(peer)
     }
 }
+
+impl Grant {
+    /// Allocates memory from another pool for the request.
+    ///
+    /// # Errors
+    ///
+    /// All errors of [`Pool::alloc_aligned`], such as [`PoolError::OutOfMemory`].
+    pub fn from_pool(pool: &Pool, request: &Request<'_>) -> Result<Self, PoolError> {
+        let block = pool.alloc_aligned(request.size_bytes(), request.alignment(), request.stream())?;
+        Ok(Self::lent(block, true))
+    }
+}

@@ -62,12 +62,12 @@ pub struct Guard {
     slots: Slots,
     live: Mutex<Live>,
     found: Mutex<Vec<Damage>>,
-    on_damage: Option<Box<Callback>>,
+    on_damage: Option<Box<OnDamage>>,
     unchecked_count: AtomicU64,
     checked_count: AtomicU64,
 }
 
-type Callback = dyn Fn(&Damage) + Send + Sync;
+type OnDamage = dyn Fn(&Damage) + Send + Sync;
 
 /// The live blocks, each with the name of its pool and its tag.
 type Live = BTreeMap<(PoolId, CUdeviceptr), (Arc<str>, Option<Arc<str>>)>;

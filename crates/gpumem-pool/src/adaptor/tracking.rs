@@ -32,10 +32,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Tracking {
     table: Mutex<LiveTable>,
     has_backtraces: bool,
-    on_end: Option<Box<Callback>>,
+    on_end: Option<Box<OnEnd>>,
 }
 
-type Callback = dyn Fn(&LiveBlocks) + Send + Sync;
+type OnEnd = dyn Fn(&LiveBlocks) + Send + Sync;
 
 #[derive(Default)]
 struct LiveTable {

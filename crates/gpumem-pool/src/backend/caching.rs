@@ -18,14 +18,14 @@ mod rungs;
 #[allow(unsafe_code)]
 mod vmm;
 
-use super::{Allocation, FreeRequest};
+use super::allocation::{Allocation, FreeRequest};
 use crate::device::StreamId;
-pub(super) use caching_pool::CachingPool;
+pub(crate) use caching_pool::CachingPool;
 pub(crate) use gpumem_heap::cache::FoundCache;
 use gpumem_heap::cache::{self, OwnerGuard, SizeStep};
 use gpumem_heap::{HeapBlock, SizeClass};
 
-/// [`Source::alloc`](super::Source::alloc) from the calling thread's cache; `None` on a miss. A stream that the thread has not yet
+/// An allocation from the calling thread's cache; `None` on a miss. A stream that the thread has not yet
 /// used with this pool always misses. Inlined, like [`put_back_small`], so that arguments stay in registers.
 #[inline(always)]
 pub(crate) fn hit(cache_key: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
@@ -42,7 +42,7 @@ fn hit_large(cache_key: u64, size_bytes: u64, fast_path_id: u64) -> Option<Alloc
     large.map(|large| of_heap(large.block, large.step))
 }
 
-/// [`Source::free`](super::Source::free) into the calling thread's cache, for a small block that only the owner stream has used.
+/// A free into the calling thread's cache, for a small block that only the owner stream has used.
 /// Returns false if the cache has no room. Once this returns true, the pool may be gone.
 #[inline(always)]
 pub(crate) fn put_back_small(

@@ -10,11 +10,11 @@
 
 mod eager;
 
-use super::{
-    Allocation, Answer, BackendSetup, Counts, DevicePool, FreeOutcome, FreeRequest, Reserved, Search,
-    Shortage, Source, Step, WAIT_AND_TRIM, WAIT_FOR_FREES, no_device_pool,
-};
-use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
+use super::allocation::{Allocation, FreeOutcome, FreeRequest};
+use super::figures::{Counts, Reserved};
+use super::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_FREES};
+use super::source::{BackendSetup, Source};
+use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, PeerDevice, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
@@ -30,8 +30,6 @@ use std::time::Instant;
 
 /// The driver calls of one backend. An implementation does nothing else, and returns the driver's errors.
 pub(crate) trait DriverAllocator: Send + Sync + 'static {
-    const KIND: BackendKind;
-
     /// True if freed memory stays reserved, so that a trim can make room.
     const KEEPS_MEMORY: bool;
 
@@ -97,15 +95,6 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
     /// Resets the driver's peak counter, if any.
     fn reset_peak(&self) -> Result<(), DriverError> {
         Ok(())
-    }
-
-    /// The driver's pool, if it can be its device's current pool.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Source::device_pool`].
-    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
-        Err(no_device_pool(Self::KIND))
     }
 
     /// Pins acquired memory to its addresses.
@@ -268,6 +257,22 @@ impl<C: DriverAllocator> DirectBackend<C> {
         self.counters.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
     }
 
+    fn counts(&self) -> Counts {
+        let Usage { total, in_use_peak_bytes, .. } = *self.counters.lock();
+        Counts {
+            in_use_bytes: total.in_use_bytes(),
+            in_use_peak_bytes,
+            block_count: total.block_count(),
+            allocation_count: total.allocation_count(),
+        }
+    }
+
+    /// The driver calls of this backend.
+    #[cfg(feature = "backend-native")]
+    pub(super) fn calls(&self) -> &C {
+        &self.calls
+    }
+
     fn note_growth(&self) {
         let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
         if self.growth.is_due(in_use_bytes) {
@@ -277,24 +282,21 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 }
 
-impl<C: DriverAllocator> Source for DirectBackend<C> {
-    fn kind(&self) -> BackendKind {
-        C::KIND
-    }
-
-    fn alloc<'a>(
-        &'a self,
+impl<C: DriverAllocator> Source for Arc<DirectBackend<C>> {
+    fn alloc(
+        &self,
         size_bytes: u64,
         alignment: u64,
-        stream: &'a Stream,
-    ) -> Result<Answer<'a, Allocation>, PoolError> {
+        stream: &Stream,
+        climb: impl FnOnce(&mut dyn Search<Allocation>) -> Result<Allocation, PoolError>,
+    ) -> Result<Allocation, PoolError> {
         let exponent = if alignment > ALIGNMENT_MIN { alignment.ilog2() } else { 0 };
         let (refusal, before) = (None, Counts::default());
         let mut search = DirectSearch { backend: self, size_bytes, exponent, stream, refusal, before };
-        Ok(match search.attempt(DirectBackend::acquire_sparingly)? {
-            Some(allocation) => Answer::Found(allocation),
-            None => Answer::Short(Box::new(search)),
-        })
+        match search.attempt(DirectBackend::acquire_sparingly)? {
+            Outcome::Found(allocation) => Ok(allocation),
+            _ => climb(&mut search),
+        }
     }
 
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
@@ -333,10 +335,6 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         self.calls.pin()
     }
 
-    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
-        self.calls.device_pool()
-    }
-
     fn allow_hard_limit(&self, limit_bytes: u64) {
         self.calls.allow_hard_limit(limit_bytes);
     }
@@ -352,18 +350,8 @@ impl<C: DriverAllocator> Source for DirectBackend<C> {
         Ok(self.calls.set_soft_limit(self.limits.soft_bytes())?)
     }
 
-    fn keeps_memory(&self) -> bool {
-        C::KEEPS_MEMORY
-    }
-
     fn counts(&self) -> Counts {
-        let Usage { total, in_use_peak_bytes, .. } = *self.counters.lock();
-        Counts {
-            in_use_bytes: total.in_use_bytes(),
-            in_use_peak_bytes,
-            block_count: total.block_count(),
-            allocation_count: total.allocation_count(),
-        }
+        DirectBackend::counts(self)
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
@@ -413,7 +401,7 @@ impl<C> Drop for DirectBackend<C> {
 fn whole(freed: &FreeRequest) -> FreeRequest {
     let address = freed.allocation.address - u64::from(freed.allocation.record()) * ALIGNMENT_MIN;
     FreeRequest {
-        allocation: Allocation { address, ..freed.allocation },
+        allocation: Allocation::from_mark(address, freed.allocation.mark()),
         size_bytes: padded_bytes(freed.size_bytes, u32::from(freed.allocation.class())),
         ..*freed
     }
@@ -439,11 +427,11 @@ struct DirectSearch<'a, C> {
 }
 
 impl<C: DriverAllocator> DirectSearch<'_, C> {
-    /// Admits the block against the limits, and allocates it with `acquire`. `None` if memory is short.
+    /// Admits the block against the limits, and allocates it with `acquire`.
     fn attempt(
         &mut self,
         acquire: impl FnOnce(&DirectBackend<C>, u64, &Stream) -> Result<CUdeviceptr, DriverError>,
-    ) -> Result<Option<Allocation>, PoolError> {
+    ) -> Result<Outcome<Allocation>, PoolError> {
         let (backend, size_bytes) = (self.backend, padded_bytes(self.size_bytes, self.exponent));
         let admitted = backend.admission.admit(size_bytes).map_err(Refusal::Limit);
         let acquired = admitted.and_then(|()| {
@@ -451,14 +439,15 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
             Ok(acquired.inspect_err(|_| backend.admission.give_back(size_bytes))?)
         });
         self.refusal = acquired.err().map(Refusal::if_out_of_memory).transpose()?;
-        let Ok(address) = acquired else { return Ok(None) };
+        let Ok(address) = acquired else { return Ok(Outcome::Short) };
         backend.counters.count_out(self.stream.id(), size_bytes);
         backend.note_growth();
         backend.device.serve();
         // The free finds the driver's allocation by the padding and the class.
         let padding_bytes = address.wrapping_neg() & ((1 << self.exponent) - 1);
         let padding_count = (padding_bytes / ALIGNMENT_MIN) as u32;
-        Ok(Some(Allocation::new(address + padding_bytes, padding_count, self.exponent as u16)))
+        let allocation = Allocation::new(address + padding_bytes, padding_count, self.exponent as u16);
+        Ok(Outcome::Found(allocation))
     }
 
     fn rungs(&self) -> &'static [&'static str] {
@@ -470,7 +459,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
     }
 
     /// Like [`DirectSearch::attempt`], without regard to the garbage collection threshold.
-    fn attempt_plainly(&mut self) -> Result<Option<Allocation>, PoolError> {
+    fn attempt_plainly(&mut self) -> Result<Outcome<Allocation>, PoolError> {
         self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))
     }
 
@@ -495,24 +484,24 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         matches!(self.refusal, Some(Refusal::Driver(_))).then_some(name)
     }
 
-    fn begin(&mut self, is_first: bool) -> Result<Option<Allocation>, PoolError> {
+    fn begin(&mut self, is_first: bool) -> Result<Outcome<Allocation>, PoolError> {
         self.before = self.backend.counts();
-        if is_first { Ok(None) } else { self.attempt(DirectBackend::acquire_sparingly) }
+        if is_first { Ok(Outcome::Short) } else { self.attempt(DirectBackend::acquire_sparingly) }
     }
 
-    fn climb(&mut self, rung: usize) -> Result<Step<Allocation>, PoolError> {
+    fn climb(&mut self, rung: usize) -> Result<Outcome<Allocation>, PoolError> {
         if self.rungs().get(rung) == Some(&WAIT_AND_TRIM) {
             self.backend.make_room()?;
-            return Ok(self.attempt_plainly()?.map_or(Step::Short, Step::Found));
+            return self.attempt_plainly();
         }
-        let mut step = Step::Skipped;
+        let mut outcome = Outcome::Skipped;
         while self.backend.wait_for_free()? {
-            step = self.attempt_plainly()?.map_or(Step::Short, Step::Found);
-            if !matches!(step, Step::Short) || deadline::has_passed() {
+            outcome = self.attempt_plainly()?;
+            if !matches!(outcome, Outcome::Short) || deadline::has_passed() {
                 break;
             }
         }
-        Ok(step)
+        Ok(outcome)
     }
 
     fn requested_bytes(&self) -> u64 {

@@ -28,8 +28,10 @@ mod driver_pool;
 mod ordered;
 mod pending_frees;
 
+use super::allocation::FreeRequest;
 use super::direct::DriverAllocator;
-use super::{BackendSetup, DevicePool, DriverPoolUsage, FreeRequest, Reserved};
+use super::figures::{DriverPoolUsage, Reserved};
+use super::source::BackendSetup;
 use crate::config::{BackendKind, MemoryKind};
 use crate::device::{Device, PeerDevice, Stream};
 use crate::error::{PoolError, Unsupported, Verdict};
@@ -94,10 +96,52 @@ impl NativeAllocator {
             has_been_current: AtomicBool::new(false),
         })
     }
+
+    /// Refuses to be the device's current pool where it could not enforce the hard limit, or has the wrong kind of memory.
+    pub(super) fn check_current(&self) -> Result<(), PoolError> {
+        if self.kind != MemoryKind::Device {
+            return Err(PoolError::not_with_kind(self.kind, "be the device's current pool"));
+        }
+        if self.limits.hard_bytes().is_some() && driver_version(&self.device)? < MAX_SIZE_SINCE {
+            let reason = "the driver is older than CUDA 12.2 and does not bound what others allocate from a pool; build the \
+                          pool without a hard limit";
+            return Err(PoolError::Unsupported(Unsupported::Backend {
+                backend: BackendKind::Native,
+                reason: reason.into(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Makes it the device's current pool, which `cuMemAllocAsync` allocates from.
+    pub(crate) fn make_current(&self) -> Result<(), DriverError> {
+        self.has_been_current.store(true, Ordering::Relaxed);
+        self.chain.make_current()
+    }
+
+    /// Makes the device's default pool current, if this one is current.
+    pub(crate) fn end_current(&self) -> Result<(), DriverError> {
+        self.chain.end_current()
+    }
+
+    /// True if it is the device's current pool.
+    pub(crate) fn is_current(&self) -> Result<bool, DriverError> {
+        self.chain.is_current()
+    }
+
+    /// The driver's counters.
+    pub(crate) fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
+        let _entered = self.device.enter_relaxed()?;
+        self.chain.usage()
+    }
+
+    /// True if it was ever made current, so other libraries may have memory from it.
+    pub(crate) fn has_been_current(&self) -> bool {
+        self.has_been_current.load(Ordering::Relaxed)
+    }
 }
 
 impl DriverAllocator for NativeAllocator {
-    const KIND: BackendKind = BackendKind::Native;
     const KEEPS_MEMORY: bool = true;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
@@ -210,21 +254,6 @@ impl DriverAllocator for NativeAllocator {
         self.chain.keep(limit_bytes.unwrap_or(UNBOUNDED))
     }
 
-    fn device_pool(&self) -> Result<&dyn DevicePool, PoolError> {
-        if self.kind != MemoryKind::Device {
-            return Err(PoolError::not_with_kind(self.kind, "be the device's current pool"));
-        }
-        if self.limits.hard_bytes().is_some() && driver_version(&self.device)? < MAX_SIZE_SINCE {
-            let reason = "the driver is older than CUDA 12.2 and does not bound what others allocate from a pool; build the \
-                          pool without a hard limit";
-            return Err(PoolError::Unsupported(Unsupported::Backend {
-                backend: BackendKind::Native,
-                reason: reason.into(),
-            }));
-        }
-        Ok(self)
-    }
-
     fn pin(&self) -> Result<(), PoolError> {
         Err(cannot_pin())
     }
@@ -247,30 +276,6 @@ impl DriverAllocator for NativeAllocator {
             asleep_bytes: 0,
             on_host_bytes: 0,
         }))
-    }
-}
-
-impl DevicePool for NativeAllocator {
-    fn make_current(&self) -> Result<(), DriverError> {
-        self.has_been_current.store(true, Ordering::Relaxed);
-        self.chain.make_current()
-    }
-
-    fn end_current(&self) -> Result<(), DriverError> {
-        self.chain.end_current()
-    }
-
-    fn is_current(&self) -> Result<bool, DriverError> {
-        self.chain.is_current()
-    }
-
-    fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
-        let _entered = self.device.enter_relaxed()?;
-        self.chain.usage()
-    }
-
-    fn has_been_current(&self) -> bool {
-        self.has_been_current.load(Ordering::Relaxed)
     }
 }
 

@@ -4,9 +4,11 @@
 //! for drivers without pools. A free waits for the devices whose streams used the block, because the plain free is
 //! not stream-ordered. Drivers wait for the device in that call, but do not promise it.
 
+use super::allocation::FreeRequest;
 use super::direct::DriverAllocator;
-use super::{FreeRequest, Reserved, plain};
-use crate::config::{BackendKind, MemoryKind};
+use super::figures::Reserved;
+use super::plain;
+use crate::config::MemoryKind;
 use crate::device::{Device, HowFar, Order, PeerDevice, Stamp, Stream};
 use crate::error::PoolError;
 use crate::figures::ActivityCounters;
@@ -76,7 +78,6 @@ impl Drop for PlainAllocator {
 }
 
 impl DriverAllocator for PlainAllocator {
-    const KIND: BackendKind = BackendKind::None;
     const KEEPS_MEMORY: bool = false;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {

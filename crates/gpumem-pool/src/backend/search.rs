@@ -1,13 +1,7 @@
-//! [`Search`]: a request for memory that the pool's ladder continues, after the backend has found no free memory.
+//! [`Search`]: a request for memory that the pool's ladder continues, after the backend has found no free memory. [`Outcome`]: what a
+//! search has come to.
 
 use crate::error::{PoolError, Refusal};
-
-/// A backend's answer to a request.
-pub(crate) enum Answer<'a, T> {
-    Found(T),
-    /// No memory is free. The ladder makes room and continues the search.
-    Short(Box<dyn Search<T> + 'a>),
-}
 
 /// A request that the ladder repeats until one of its *rungs* makes enough room. A *pass* is one climb over all rungs.
 pub(crate) trait Search<T> {
@@ -18,11 +12,11 @@ pub(crate) trait Search<T> {
 
     /// Begins a pass. Searches free memory, unless the backend did so just before the first pass. An error means that a call failed for a
     /// reason other than a shortage of memory.
-    fn begin(&mut self, is_first: bool) -> Result<Option<T>, PoolError>;
+    fn begin(&mut self, is_first: bool) -> Result<Outcome<T>, PoolError>;
 
     /// Makes room with this rung, and searches again.
-    fn climb(&mut self, _rung: usize) -> Result<Step<T>, PoolError> {
-        Ok(Step::Skipped)
+    fn climb(&mut self, _rung: usize) -> Result<Outcome<T>, PoolError> {
+        Ok(Outcome::Skipped)
     }
 
     /// A measure of the free memory. Its growth is a rung's gain.
@@ -48,13 +42,29 @@ pub(crate) trait Search<T> {
     fn shortage(&self) -> Result<Shortage, PoolError>;
 }
 
-/// The outcome of a rung.
-pub(crate) enum Step<T> {
+/// The outcome of a rung, of a pass and of the whole climb.
+pub(crate) enum Outcome<T> {
     Found(T),
-    /// The rung may have made room, but not enough.
+    /// Memory is short: room may have been made, but not enough.
     Short,
     /// The rung does not apply.
     Skipped,
+}
+
+#[cfg(feature = "backend-caching")]
+impl<T> Outcome<T> {
+    /// Found, if there is something; otherwise short.
+    pub(crate) fn or_short(found: Option<T>) -> Self {
+        found.map_or(Self::Short, Self::Found)
+    }
+
+    pub(crate) fn map<U>(self, with: impl FnOnce(T) -> U) -> Outcome<U> {
+        match self {
+            Self::Found(found) => Outcome::Found(with(found)),
+            Self::Short => Outcome::Short,
+            Self::Skipped => Outcome::Skipped,
+        }
+    }
 }
 
 /// A request that no rung could serve.

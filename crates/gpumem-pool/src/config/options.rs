@@ -330,7 +330,7 @@ options! {
          allocation and free takes the slow path and records an event, as with a trace";
     oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
-         [`Device`](crate::Device) together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
+         [`Device`] together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
          and forth, and a program that uses them all at once may stall. A block may be larger than the device";
     peers: PeerOption = named("`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)") default "`none`"
         => peers on ALL, only variable "GPUMEM_PEERS":
@@ -341,15 +341,15 @@ options! {
         "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \
          `cuIpcGetMemHandle` or older tools. Free memory between their blocks stays there, only a segment that is free as a \
          whole can be released, and releasing waits for the device; see below. A pool has them too on a device where memory cannot \
-          be mapped and written, and, for the pools of PyTorch, CuPy and RMM and [`Pool::for_device`](crate::Pool::for_device), on one without a \
+          be mapped and written, and, for the pools of PyTorch, CuPy and RMM and [`Pool::for_device`], on one without a \
           link to each other device. `Status::plain_segments` reports which applies, and `Status::plain_segments_reason` why";
     exportable: bool = boolean("`true` or `false`") default "`false`" => handle_use.exportable on ALL:
         "whether memory can be handed to other processes as file descriptors, which only `caching` supports. The driver finds \
          the handle under a block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), \
-         with all blocks that lie in it; see [`Block::pin_backing`](crate::Block::pin_backing)";
+         with all blocks that lie in it; see [`Block::pin_backing`]";
     rdma: bool = boolean("`true` or `false`") default "`false`" => handle_use.rdma on ALL:
         "whether network cards can access the memory directly once it is pinned \
-         ([`Block::pin_backing`](crate::Block::pin_backing)). `none` and plain segments of `caching` always support this, \
+         ([`Block::pin_backing`]). `none` and plain segments of `caching` always support this, \
          mapped memory of `caching` where the device does (elsewhere the pool uses plain segments, and `Status` states why), and \
          `native` never";
     wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
@@ -522,5 +522,9 @@ options! {
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// [`Device`]: crate::Device
+    /// [`Pool::for_device`]: crate::Pool::for_device
+    /// [`Block::pin_backing`]: crate::Block::pin_backing
     pub mod conf;
 }

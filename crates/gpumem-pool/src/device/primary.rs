@@ -14,7 +14,7 @@ use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice};
 use gpumem_sys::{Driver, DriverError, fork};
 use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
 
-/// What keeps a context retained: a device, of which this room sees only this.
+/// Keeps a context retained: a device, of which this room sees only this.
 pub(crate) trait Opened: Any + Send + Sync {
     fn primary(&self) -> &PrimaryContext;
 

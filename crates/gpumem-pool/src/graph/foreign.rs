@@ -46,11 +46,11 @@ use std::time::Instant;
 pub struct ForeignCaptures {
     device: Device,
     memory: Arc<GraphMemory>,
-    state: Mutex<State>,
+    state: Mutex<ForeignState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ForeignState {
     has_ended: bool,
     /// Captures have ended, and launches may not use their memory yet.
     is_waiting: bool,
@@ -163,7 +163,7 @@ impl ForeignCaptures {
     }
 
     /// Waits until launches on any stream may use the memory: the streams of launches are not known here.
-    fn let_memory_be_ready(&self, state: &State) -> Result<(), PoolError> {
+    fn let_memory_be_ready(&self, state: &ForeignState) -> Result<(), PoolError> {
         let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let mut former_uses = Vec::new();
@@ -185,7 +185,7 @@ impl ForeignCaptures {
         Hold { device: self.device.clone(), memory: Arc::clone(&self.memory), graph }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ForeignState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

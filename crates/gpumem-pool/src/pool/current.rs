@@ -4,22 +4,23 @@
 //! device: the latest remaining guard determines the current pool. An entry keeps its pool alive, even if the guard was forgotten, because
 //! the driver may allocate from it at any time.
 
-use crate::backend::{DevicePool, DriverPoolUsage};
+use crate::backend::{DriverPoolUsage, NativeAllocator};
 use crate::error::{OutOfMemory, PoolError, not_forked};
 use crate::pool::Pool;
+use crate::pool::request::report;
 use gpumem_sys::fork;
 use std::sync::{Mutex, PoisonError};
 
 /// The pools that were made current, over all devices, the latest last.
-static STACK: Mutex<Stack> = Mutex::new(Stack { entries: Vec::new(), number: 0 });
+static STACK: Mutex<Guards> = Mutex::new(Guards { entries: Vec::new(), number: 0 });
 
-struct Stack {
-    entries: Vec<Entry>,
+struct Guards {
+    entries: Vec<CurrentEntry>,
     /// The number of the last guard.
     number: u64,
 }
 
-struct Entry {
+struct CurrentEntry {
     number: u64,
     pool: Pool,
 }
@@ -84,7 +85,7 @@ impl Pool {
         device_pool.make_current()?;
         stack.number += 1;
         let number = stack.number;
-        stack.entries.push(Entry { number, pool: self.clone() });
+        stack.entries.push(CurrentEntry { number, pool: self.clone() });
         Ok(CurrentPool { number, pool: self.clone() })
     }
 
@@ -118,7 +119,7 @@ impl Pool {
     ///
     /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
     pub fn explain_refusal(&self, size_bytes: u64) -> Result<OutOfMemory, PoolError> {
-        self.0.explain_refusal(size_bytes)
+        report::explain_refusal(&self.0, size_bytes, || self.0.graph_memory().kept(&self.0))
     }
 }
 
@@ -153,12 +154,12 @@ impl Drop for CurrentPool {
     }
 }
 
-impl Stack {
+impl Guards {
     /// Removes an entry. If its pool was current, makes the previous entry's pool current.
-    fn remove(&mut self, number: u64) -> Option<Entry> {
+    fn remove(&mut self, number: u64) -> Option<CurrentEntry> {
         let index = self.entries.iter().position(|entry| entry.number == number)?;
         let removed = self.entries.remove(index);
-        let of_device = |entry: &&Entry| entry.pool.device() == removed.pool.device();
+        let of_device = |entry: &&CurrentEntry| entry.pool.device() == removed.pool.device();
         let is_latest = !self.entries[index..].iter().any(|entry| of_device(&entry));
         let is_reset = removed.pool.device().is_reset();
         if is_latest
@@ -175,7 +176,7 @@ impl Stack {
 }
 
 /// Makes `before` current, or the default pool, unless a pool of another library is current.
-fn change(ended: &dyn DevicePool, before: Option<&dyn DevicePool>) -> Result<(), gpumem_sys::DriverError> {
+fn change(ended: &NativeAllocator, before: Option<&NativeAllocator>) -> Result<(), gpumem_sys::DriverError> {
     match before {
         None => ended.end_current(),
         Some(before) if ended.is_current()? => before.make_current(),

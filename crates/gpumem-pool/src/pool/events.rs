@@ -15,71 +15,60 @@ use crate::device::Stream;
 #[cfg(feature = "tracing")]
 use crate::device::catch_panic::catch_panic;
 use crate::error::{Attempt, PoolError};
-use crate::pool::State;
+use crate::pool::hub::Hub;
 
 /// An event with the pool's name.
 #[cfg(feature = "tracing")]
 macro_rules! event {
     ($level:ident, $state:expr, $($rest:tt)+) => {
-        tracing::$level!(target: "gpumem_pool", pool = $state.setup().name.as_str(), $($rest)+)
+        tracing::$level!(target: "gpumem_pool", pool = $state.name().as_str(), $($rest)+)
     };
 }
 
 #[cfg(feature = "tracing")]
-impl State {
-    pub(super) fn event_slow_allocation(&self, size_bytes: u64, stream: &Stream) {
-        event!(
-            trace,
-            self,
-            size_bytes,
-            stream = stream.id().as_u64(),
-            "allocation beyond the thread's cache"
-        );
-    }
+pub(super) fn slow_allocation(hub: &Hub, size_bytes: u64, stream: &Stream) {
+    event!(trace, hub, size_bytes, stream = stream.id().as_u64(), "allocation beyond the thread's cache");
+}
 
-    /// The steps of a request that gained memory or failed, and the one that served it.
-    pub(super) fn event_steps(&self, attempts: &[Attempt], served_by: Option<&'static str>) {
-        for Attempt { name, gained_bytes, took, failures } in attempts {
-            let is_served = served_by == Some(*name);
-            if is_served || *gained_bytes > 0 || !failures.is_empty() {
-                event!(
-                    debug,
-                    self,
-                    step = name,
-                    gained_bytes,
-                    is_served,
-                    ?took,
-                    ?failures,
-                    "step to make room"
-                );
-            }
+/// The steps of a request that gained memory or failed, and the one that served it.
+#[cfg(feature = "tracing")]
+pub(super) fn steps(hub: &Hub, attempts: &[Attempt], served_by: Option<&'static str>) {
+    for Attempt { name, gained_bytes, took, failures } in attempts {
+        let is_served = served_by == Some(*name);
+        if is_served || *gained_bytes > 0 || !failures.is_empty() {
+            event!(debug, hub, step = name, gained_bytes, is_served, ?took, ?failures, "step to make room");
         }
     }
+}
 
-    pub(super) fn event_refusal(&self, error: &PoolError) {
-        event!(warn, self, device = self.device().ordinal(), %error, "request refused");
-    }
+#[cfg(feature = "tracing")]
+pub(super) fn refusal(hub: &Hub, error: &PoolError) {
+    event!(warn, hub, device = hub.device().ordinal(), %error, "request refused");
+}
 
-    pub(super) fn event_released(&self, released_bytes: u64) {
-        event!(info, self, released_bytes, "memory returned to the driver");
-    }
+#[cfg(feature = "tracing")]
+pub(super) fn released(hub: &Hub, released_bytes: u64) {
+    event!(info, hub, released_bytes, "memory returned to the driver");
+}
 
-    /// This runs in a drop, and a subscriber may panic.
-    pub(super) fn event_poisoned(&self, error: &PoolError) {
-        let event = || event!(error, self, device = self.device().ordinal(), %error, "pool unusable");
-        let _ = catch_panic(event);
-    }
+/// This runs in a drop, and a subscriber may panic.
+#[cfg(feature = "tracing")]
+pub(super) fn poisoned(hub: &Hub, error: &PoolError) {
+    let event = || event!(error, hub, device = hub.device().ordinal(), %error, "pool unusable");
+    let _ = catch_panic(event);
 }
 
 #[cfg(not(feature = "tracing"))]
-impl State {
-    pub(super) fn event_slow_allocation(&self, _: u64, _: &Stream) {}
+pub(super) fn slow_allocation(_: &Hub, _: u64, _: &Stream) {}
 
-    pub(super) fn event_steps(&self, _: &[Attempt], _: Option<&'static str>) {}
+#[cfg(not(feature = "tracing"))]
+pub(super) fn steps(_: &Hub, _: &[Attempt], _: Option<&'static str>) {}
 
-    pub(super) fn event_refusal(&self, _: &PoolError) {}
+#[cfg(not(feature = "tracing"))]
+pub(super) fn refusal(_: &Hub, _: &PoolError) {}
 
-    pub(super) fn event_released(&self, _: u64) {}
+#[cfg(not(feature = "tracing"))]
+pub(super) fn released(_: &Hub, _: u64) {}
 
-    pub(super) fn event_poisoned(&self, _: &PoolError) {}
-}
+#[cfg(not(feature = "tracing"))]
+pub(super) fn poisoned(_: &Hub, _: &PoolError) {}

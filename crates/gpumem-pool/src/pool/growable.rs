@@ -1,10 +1,14 @@
 //! [`GrowableBlock`]: contiguous addresses whose memory grows and shrinks at the end.
 
-use crate::backend::Growing;
+use crate::backend::{CachingPool, Source};
 use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
 use crate::error::{PoolError, Unsupported, not_forked};
-use crate::pool::{Origin, Pool, Subject, scope};
+use crate::pool::adaptors::Subject;
+use crate::pool::frames;
+use crate::pool::hub::Hub;
+use crate::pool::request::{Origin, check, ladder};
+use crate::pool::state::PoolHandle;
 use crate::stats::HeldName;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +47,7 @@ use std::sync::Arc;
 /// ```
 #[must_use = "dropping it frees it"]
 pub struct GrowableBlock {
-    pool: Pool,
+    pool: PoolHandle,
     id: u64,
     address: CUdeviceptr,
     size_bytes: u64,
@@ -54,49 +58,25 @@ pub struct GrowableBlock {
     uses: AtomicU64,
 }
 
-impl Pool {
-    /// Reserves addresses for up to `max_bytes`, without memory; see [`GrowableBlock`].
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
-    /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::Stream`] if this thread cannot use the stream.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
-    pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
-        self.0.check_request(max_bytes, stream)?;
-        self.0.check_awake()?;
-        let (id, address) = self.growing()?.add(max_bytes.max(1))?;
-        Ok(GrowableBlock {
-            pool: self.clone(),
+impl GrowableBlock {
+    pub(super) fn new(pool: &PoolHandle, max_bytes: u64, stream: &Stream) -> Result<Self, PoolError> {
+        check::usable(pool, stream)?;
+        let origin = Origin { size_bytes: Some(max_bytes), stream: Some(stream.id()), tag: 0 };
+        pool.with_report(check::size(pool, max_bytes), &origin)?;
+        pool.check_awake()?;
+        let (id, address) = growing(pool)?.add(max_bytes.max(1))?;
+        Ok(Self {
+            pool: pool.clone(),
             id,
             address,
             size_bytes: 0,
             max_bytes,
             owner_stream: stream.id(),
-            tag: self.0.tags().names().hold(scope::innermost(self.0.tags())),
+            tag: pool.tags().names().hold(frames::innermost(pool.tags())),
             uses: AtomicU64::new(0),
         })
     }
 
-    fn growing(&self) -> Result<&dyn Growing, PoolError> {
-        let what = "grow a block in place";
-        self.0.backend().growing().ok_or_else(|| match (self.kind(), self.0.backend().has_plain_segments()) {
-            (MemoryKind::Device, false) => PoolError::Unsupported(Unsupported::OnBackend {
-                backend: self.backend(),
-                what,
-                instead: "`caching`",
-            }),
-            (MemoryKind::Device, true) => PoolError::Unsupported(Unsupported::OnSegments { what }),
-            (kind, _) => PoolError::not_with_kind(kind, what),
-        })
-    }
-}
-
-impl GrowableBlock {
     /// Returns the start address in the device's address space: a multiple of 2 MiB, constant for the block's
     /// lifetime.
     #[must_use]
@@ -148,33 +128,33 @@ impl GrowableBlock {
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
-        self.pool.0.check_usable()?;
-        self.pool.0.check_awake()?;
+        self.pool.check_usable()?;
+        self.pool.check_awake()?;
         if size_bytes > self.max_bytes {
             return Err(PoolError::BeyondMaximum {
-                pool: self.pool.name().into(),
+                pool: self.pool.name().as_str().into(),
                 requested_bytes: size_bytes,
                 maximum_bytes: self.max_bytes,
             });
         }
         if size_bytes > self.size_bytes {
             let grow = || self.grow_adapted(size_bytes);
-            let grown = grow().or_else(|error| self.pool.0.retry_over_budget(error, grow));
+            let grown = grow().or_else(|error| ladder::retry_over_budget(&self.pool, error, grow));
             let origin = Origin { size_bytes: None, stream: Some(self.owner_stream), tag: self.tag_number() };
-            self.pool.0.with_report(grown, &origin)?;
-            scope::count_change(self.pool.0.tags(), self.tag_number(), self.size_bytes, size_bytes);
+            self.pool.with_report(grown, &origin)?;
+            frames::count_change(self.pool.tags(), self.tag_number(), self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }
         Ok(())
     }
 
     fn grow_adapted(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let growing = self.pool.growing()?;
-        let grow = || self.pool.0.climb(&mut *growing.grow_to(self.id, size_bytes));
-        let Some(stack) = self.pool.0.stack() else { return grow() };
+        let growing = growing(&self.pool)?;
+        let grow = || growing.grow_to(self.id, size_bytes, |search| ladder::climb(&self.pool, search));
+        let Some(stack) = self.pool.stack() else { return grow() };
         // Memory that cannot be returned now is returned at the next opportunity.
         let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));
-        stack.grow(&self.subject(), (self.size_bytes, size_bytes), grow, shrink)
+        stack.grow(&self.pool, &self.subject(), (self.size_bytes, size_bytes), grow, shrink)
     }
 
     /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes beyond the new size. Memory that
@@ -191,7 +171,7 @@ impl GrowableBlock {
         }
         self.notify_shrink(size_bytes);
         self.size_bytes = size_bytes;
-        self.pool.growing()?.shrink_to(self.id, size_bytes, &self.stamps())
+        growing(&self.pool)?.shrink_to(self.id, size_bytes, &self.stamps())
     }
 
     /// Records that work queued on `stream` uses the block, like [`Block::record_use`](crate::Block::record_use).
@@ -203,10 +183,10 @@ impl GrowableBlock {
     }
 
     fn notify_shrink(&self, to_bytes: u64) {
-        if let Some(stack) = self.pool.0.stack() {
-            stack.shrink(&self.subject(), self.size_bytes, to_bytes);
+        if let Some(stack) = self.pool.stack() {
+            stack.shrink(&self.pool, &self.subject(), self.size_bytes, to_bytes);
         }
-        scope::count_change(self.pool.0.tags(), self.tag_number(), self.size_bytes, to_bytes);
+        frames::count_change(self.pool.tags(), self.tag_number(), self.size_bytes, to_bytes);
     }
 
     /// Returns the view of the block that adaptors receive.
@@ -225,13 +205,27 @@ impl GrowableBlock {
     }
 }
 
+/// The backend, if blocks can grow in place there.
+fn growing(hub: &Hub) -> Result<&CachingPool, PoolError> {
+    let what = "grow a block in place";
+    hub.backend().growing().ok_or_else(|| match (hub.config().kind, hub.backend().has_plain_segments()) {
+        (MemoryKind::Device, false) => PoolError::Unsupported(Unsupported::OnBackend {
+            backend: hub.backend().kind(),
+            what,
+            instead: "`caching`",
+        }),
+        (MemoryKind::Device, true) => PoolError::Unsupported(Unsupported::OnSegments { what }),
+        (kind, _) => PoolError::not_with_kind(kind, what),
+    })
+}
+
 impl Drop for GrowableBlock {
     fn drop(&mut self) {
         if fork::is_child() {
             return;
         }
         self.notify_shrink(0);
-        if let Ok(growing) = self.pool.growing() {
+        if let Ok(growing) = growing(&self.pool) {
             growing.remove(self.id, &self.stamps());
         }
     }

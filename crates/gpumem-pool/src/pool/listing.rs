@@ -1,13 +1,12 @@
 //! [`Device::pools`]: the pools of a device, with their names and figures. [`Listing`]: the entry of one pool.
 
-use crate::backend::Source;
+use crate::backend::{Backend, Source};
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
 use crate::device::{Device, PeerDevice};
 use crate::error::{PoolError, PoolUsage};
 use crate::limits::{LimitNode, Limits};
-use crate::pool::peers::Peers;
-use crate::pool::{Setup, State};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The entry of a pool in the list of its device, which holds a weak reference to it.
 pub(crate) struct Listing {
@@ -15,22 +14,26 @@ pub(crate) struct Listing {
     device: Device,
     parent: Option<Arc<LimitNode>>,
     kind: MemoryKind,
-    backend: Arc<dyn Source>,
+    backend: Backend,
     limits: Limits,
     peers: Peers,
 }
 
 impl Listing {
-    pub(crate) fn new(setup: &Setup, backend: &Arc<dyn Source>, limits: &Limits) -> Arc<Self> {
+    pub(crate) fn new(device: &Device, kind: MemoryKind, backend: &Backend, limits: &Limits) -> Arc<Self> {
         Arc::new(Self {
-            name: setup.name.clone(),
-            device: setup.device.clone(),
-            parent: setup.parent.clone(),
-            kind: setup.config.kind,
-            backend: Arc::clone(backend),
+            name: limits.node().name().clone(),
+            device: device.clone(),
+            parent: limits.node().parent().cloned(),
+            kind,
+            backend: backend.clone(),
             limits: limits.clone(),
             peers: Peers::default(),
         })
+    }
+
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     pub(super) fn peers(&self) -> &Peers {
@@ -38,13 +41,13 @@ impl Listing {
     }
 
     /// The pool, and the pool that it is private to.
-    fn lineage(&self) -> (PoolId, Option<PoolId>) {
+    pub(super) fn lineage(&self) -> (PoolId, Option<PoolId>) {
         (self.name.id(), self.parent.as_ref().map(|parent| parent.name().id()))
     }
 
     /// Lets a device with a link use the pool's memory.
     pub(super) fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
-        self.peers.open(&self.device, self.kind, &*self.backend, peer)
+        self.peers.open(&self.device, self.kind, &self.backend, peer)
     }
 
     /// The name and the figures of the pool.
@@ -108,7 +111,7 @@ impl Device {
         self.extension(Listings::default).add(pool);
     }
 
-    fn listed_pools(&self) -> Vec<Arc<Listing>> {
+    pub(super) fn listed_pools(&self) -> Vec<Arc<Listing>> {
         self.extension(Listings::default).live()
     }
 }
@@ -130,27 +133,53 @@ impl Listings {
     }
 }
 
-impl State {
-    /// The private pools of the pool `id`, recursively.
-    pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
-        self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
+/// The other devices that have access to a pool's memory.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    /// A bit for each of the first 64 ordinals.
+    bits: AtomicU64,
+    granted: Mutex<Vec<Granted>>,
+}
+
+#[derive(Debug)]
+struct Granted {
+    peer: PeerDevice,
+    /// Keeps the context that access to plain memory belongs to.
+    _context: Option<Device>,
+}
+
+impl Peers {
+    pub(super) fn has(&self, peer: PeerDevice) -> bool {
+        let bit = 1_u64.checked_shl(peer.ordinal()).unwrap_or(0);
+        self.bits.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// The parts and private pools of this pool, recursively.
-    pub(super) fn family(&self) -> Vec<Arc<Listing>> {
-        self.descendants_of(self.setup().name.id())
+    pub(super) fn list(&self) -> Vec<PeerDevice> {
+        self.granted().iter().map(|granted| granted.peer).collect()
     }
 
-    /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
-    fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
-        let mut family = vec![id];
-        let mut pools = self.device().listed_pools();
-        pools.retain(|pool| {
-            let (id, parent) = pool.lineage();
-            let is_in = parent.is_some_and(|parent| family.contains(&parent));
-            family.extend(is_in.then_some(id));
-            is_in
-        });
-        pools
+    /// Gives a device access, once.
+    fn open(
+        &self,
+        device: &Device,
+        kind: MemoryKind,
+        backend: &Backend,
+        peer: PeerDevice,
+    ) -> Result<(), PoolError> {
+        let is_plain = backend.has_plain_segments() || backend.kind() == BackendKind::None;
+        let needs_context = is_plain && kind == MemoryKind::Device;
+        let context = needs_context.then(|| Device::new(device.driver(), peer.ordinal())).transpose()?;
+        let mut granted = self.granted();
+        if granted.iter().all(|granted| granted.peer != peer) {
+            backend.enable_peer_access(peer)?;
+            granted.push(Granted { peer, _context: context });
+        }
+        let bit = 1_u64.checked_shl(peer.ordinal()).unwrap_or(0);
+        self.bits.fetch_or(bit, Ordering::Release);
+        Ok(())
+    }
+
+    fn granted(&self) -> MutexGuard<'_, Vec<Granted>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,7 +7,8 @@ use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
 use crate::error::{PoolError, Unsupported, not_forked};
 use crate::pool::alignment::check_alignment;
-use crate::pool::{Block, Origin, Pool};
+use crate::pool::request::Origin;
+use crate::pool::{Block, Pool};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
 use core::fmt;
@@ -50,9 +51,9 @@ pub type PinnedVec<T> = Vec<T, PinnedAllocator>;
 /// ```
 #[cfg_attr(docsrs, doc(cfg(feature = "allocator-api2")))]
 #[derive(Clone)]
-pub struct PinnedAllocator(Arc<Inner>);
+pub struct PinnedAllocator(Arc<PinnedInner>);
 
-struct Inner {
+struct PinnedInner {
     pool: Pool,
     stream: Stream,
     /// The blocks in use, by their addresses.
@@ -79,7 +80,7 @@ impl PinnedAllocator {
             return Err(pool.device().mismatch(stream.device()));
         }
         let (pool, stream) = (pool.clone(), stream.clone());
-        Ok(Self(Arc::new(Inner { pool, stream, blocks: Mutex::default() })))
+        Ok(Self(Arc::new(PinnedInner { pool, stream, blocks: Mutex::default() })))
     }
 
     /// An empty vector with room for `capacity` elements.
@@ -118,7 +119,7 @@ impl PinnedAllocator {
     }
 }
 
-impl Inner {
+impl PinnedInner {
     /// Allocates at least one byte.
     fn alloc(&self, layout: Layout) -> Result<NonNull<u8>, PoolError> {
         not_forked()?;

@@ -9,15 +9,13 @@ mod socket;
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use socket::SocketError;
 
-use crate::backend::Underlying;
 use crate::device::{Device, KeptMemory, Patience, Work};
-use crate::error::{BadArgument, PoolError, Unsupported, not_forked};
-use crate::pool::Block;
+use crate::error::{BadArgument, PoolError, not_forked};
 use core::ffi::c_void;
 use core::fmt;
 use gpumem_sys::types::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemLocation,
-    CUmemLocationType,
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemLocationType,
 };
 use gpumem_sys::{DriverError, fork};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -51,61 +49,18 @@ impl ExportedBlock {
     pub fn new(handles: Vec<ExportedHandle>, offset_bytes: u64, size_bytes: u64) -> Self {
         Self { handles, offset_bytes, size_bytes }
     }
-}
 
-impl ExportedHandle {
-    /// Reassembles an exported handle from data that arrived in another process.
-    #[must_use]
-    pub fn new(descriptor: OwnedFd, size_bytes: u64) -> Self {
-        Self { descriptor, size_bytes }
-    }
-}
-
-impl Block {
-    /// Exports the block's memory to other processes. The memory is pinned from then on, as by
-    /// [`Block::pin_backing`].
-    ///
-    /// The other processes can access all of the handles that contain the block, including other blocks of the pool
-    /// that lie there. Share from a separate pool to avoid this ([`Pool::private`](crate::Pool::private)). The
-    /// processes must order their accesses themselves. After this block is dropped, the pool may reuse its memory,
-    /// so keep the block until the other processes are done.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, ImportedBlock, Pool, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// # #[cfg(feature = "backend-caching")] {
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).conf("backend:caching, exportable:true")?.build()?;
-    /// let block = pool.alloc(3 << 20, &Stream::new(&device)?)?;
-    /// let exported = block.export()?;
-    ///
-    /// // … the descriptors and the numbers go to another process, where …
-    /// let imported = ImportedBlock::new(&device, exported)?;
-    /// assert_eq!(imported.size_bytes(), 3 << 20);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::Unsupported`] unless the pool was built with the option `exportable:true`.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
-    pub fn export(&self) -> Result<ExportedBlock, PoolError> {
-        not_forked()?;
-        if self.size_bytes() == 0 {
-            return Ok(ExportedBlock::new(Vec::new(), 0, 0));
-        }
-        let (pool, allocation) = self.state().backing_allocation(self.allocation());
-        let backing = pool.backend().backing(allocation)?;
-        let Underlying { handles, offset_bytes } =
-            backing.ok_or(PoolError::Unsupported(Unsupported::Export))?;
-        let offset_bytes = offset_bytes + (self.address() - allocation.address);
-        let driver = self.device().driver();
-        let _bound = self.device().enter()?;
+    /// Exports the driver's handles under a block, which lives during the call.
+    pub(super) fn of(
+        device: &Device,
+        handles: &[(CUmemGenericAllocationHandle, u64)],
+        offset_bytes: u64,
+        size_bytes: u64,
+    ) -> Result<Self, PoolError> {
+        let driver = device.driver();
+        let _bound = device.enter()?;
         let mut exported = Vec::new();
-        for (handle, size_bytes) in handles {
+        for &(handle, size_bytes) in handles {
             let mut descriptor = -1_i32;
             let place = (&raw mut descriptor).cast();
             // SAFETY: for this type of handle the driver writes an `int`, which `descriptor` is and which outlives
@@ -115,7 +70,15 @@ impl Block {
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
             exported.push(ExportedHandle { descriptor, size_bytes });
         }
-        Ok(ExportedBlock::new(exported, offset_bytes, self.size_bytes()))
+        Ok(Self::new(exported, offset_bytes, size_bytes))
+    }
+}
+
+impl ExportedHandle {
+    /// Reassembles an exported handle from data that arrived in another process.
+    #[must_use]
+    pub fn new(descriptor: OwnedFd, size_bytes: u64) -> Self {
+        Self { descriptor, size_bytes }
     }
 }
 
@@ -259,13 +222,13 @@ impl ImportedBlock {
         if self.is_open {
             device.settle(Work::OfDevice, Patience::Owned)?;
         }
-        let give_back = |call: &Call<'_>| device.give_back(Patience::Owned, call);
+        let give_back = |call: &DriverCall<'_>| device.give_back(Patience::Owned, call);
         unmap(device, self.base, &mut self.addresses_bytes, &mut self.mapped, give_back)
     }
 }
 
 /// A call of the driver.
-type Call<'a> = dyn Fn() -> Result<(), DriverError> + 'a;
+type DriverCall<'a> = dyn Fn() -> Result<(), DriverError> + 'a;
 
 /// Unmaps the handles of an imported block, which no work uses, and frees its addresses. After a failure it may be called again. `call` makes
 /// the calls of the driver.
@@ -274,10 +237,10 @@ fn unmap(
     base: CUdeviceptr,
     addresses_bytes: &mut u64,
     mapped: &mut Vec<u64>,
-    call: impl Fn(&Call<'_>) -> Result<(), DriverError>,
+    call: impl Fn(&DriverCall<'_>) -> Result<(), DriverError>,
 ) -> Result<(), DriverError> {
     let driver = device.driver();
-    let give_back = |free: &Call<'_>| {
+    let give_back = |free: &DriverCall<'_>| {
         call(&|| {
             let _entered = device.enter_relaxed()?;
             free()

@@ -1,64 +1,36 @@
-//! [`State`]: the shared state of a pool. It lives until no handle and no block of the pool is left, as its
-//! [`Lifetime`] counts them.
-//!
-//! Its methods are in the submodules. `blocks`: allocation and free. `ladder`: retries when memory is short. `report`: the
-//! error when nothing helped. `adapted`: pools with adaptors.
-//! `captured`: streams that capture.
+//! [`State`]: the shared state of a pool, with the way of a freed block. It lives until no handle and no block of the pool is left, as its
+//! [`Lifetime`](gpumem_heap::sync::Lifetime) counts them. Requests come through `request`, and end at its [`Hub`].
 
-mod adapted;
-mod blocks;
-mod captured;
-mod ladder;
-mod report;
-
-pub(crate) use report::Origin;
-
-use crate::backend::{NO_CACHE, Shortage, Source};
-use crate::config::{BackendKind, Config, MemoryKind};
+use crate::backend::{self, Allocation, FreeRequest, Source};
+use crate::config::{ALIGNMENT_MIN, PeerOption};
 use crate::device::catch_panic::catch_panic;
-use crate::device::{Clocks, Device, Stream};
-use crate::error::{PoolError, RESET, Refusal, Requested, not_forked};
-use crate::figures::ActivityCounters;
-use crate::limits::Limits;
-use crate::pool::part::Parts;
-use crate::pool::sleep::SleepState;
-use crate::pool::{Gauge, GraphMemory, Listing, Peak, PoolSettings, Setup, Stack};
-use crate::stats::Tags;
+use crate::device::{Clocks, Device, GRAPH_BIT, Part, PeerDevice, Stream, StreamId, StreamIndex};
+use crate::error::{PoolError, Unsupported, is_sticky};
+use crate::pool::adaptors::{Adaptor, BackingAllocation, Stack};
+use crate::pool::block::Block;
+use crate::pool::graph_memory::GraphMemory;
+use crate::pool::hub::Hub;
+use crate::pool::peak::PeakCounter;
+use crate::pool::request::report::{self, Origin};
+use crate::pool::{events, frames};
 use core::ops::Deref;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_heap::sync::Lifetime;
 use gpumem_sys::fork;
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 /// The shared state of a pool, alive as long as a handle or a block of it.
 pub(crate) struct State {
-    device: Device,
-    /// The clocks of `device`.
-    clocks: Arc<Clocks>,
-    /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, while the
-    /// pool sleeps, or after a failure.
-    cache_key: AtomicU64,
-    /// The key of the backend's thread caches, which adaptors get their memory from.
-    backend_cache_key: u64,
-    setup: Setup,
-    /// The entry of the pool in the list of its device.
-    listing: Arc<Listing>,
-    /// True if the host may use the memory, as the device reports.
-    is_for_host: bool,
+    hub: Hub,
     graph_memory: Arc<GraphMemory>,
-    backend: Arc<dyn Source>,
-    limits: Limits,
-    tags: Tags,
-    activity: Arc<ActivityCounters>,
-    /// The innermost adaptor, if exact peaks were requested.
-    peak: Option<Arc<Peak>>,
+    /// The counter of the innermost adaptor, if exact peaks were requested.
+    peak: Option<Arc<PeakCounter>>,
     /// The adaptors around the backend, if any.
     stack: Option<Stack>,
-    poison: OnceLock<PoolError>,
-    sleep_state: SleepState,
-    parts: Parts,
-    lifetime: Lifetime,
+    /// The adaptors that the pool was built with, innermost first.
+    adaptors: Vec<Arc<dyn Adaptor>>,
+    /// The parts that sleep separately, by name.
+    parts: Mutex<BTreeMap<String, PoolHandle>>,
 }
 
 /// A pointer to a state that a handle of the pool, or a counted block, keeps alive.
@@ -77,90 +49,247 @@ const _: () = {
     shared::<State>();
 };
 
-impl StateRef {
-    /// Creates a state with one handle.
+/// A handle of a pool, which keeps its state alive.
+#[repr(transparent)]
+pub(crate) struct PoolHandle(StateRef);
+
+impl PoolHandle {
+    /// Creates a state with one handle. `adaptors` are the ones around `peak`, innermost first; `stack` has both.
     pub(crate) fn new(
-        setup: Setup,
-        is_for_host: bool,
-        backend: Arc<dyn Source>,
-        limits: Limits,
-        (tags, activity): (Tags, Arc<ActivityCounters>),
+        hub: Hub,
+        peak: Option<Arc<PeakCounter>>,
+        adaptors: Vec<Arc<dyn Adaptor>>,
+        stack: Option<Stack>,
     ) -> Self {
-        let device = setup.device.clone();
-        let counts_apart = setup.config.exact_peaks && backend.kind() == BackendKind::Caching;
-        let peak = counts_apart.then(Arc::<Peak>::default);
-        let mut adaptors = setup.adaptors.clone();
-        peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
-        let stack = Stack::new(&setup.name, &adaptors, tags.names());
-        if let Some(stack) = &stack {
-            stack.open(&device, &PoolSettings::new(&setup, &*backend, &limits), &Gauge::new(&backend));
-        }
-        let listing = Listing::new(&setup, &backend, &limits);
-        device.list_pool(&listing);
-        let state = State {
-            clocks: Arc::clone(device.clocks()),
-            graph_memory: GraphMemory::of(device.clocks()),
-            device,
-            cache_key: AtomicU64::new(if stack.is_none() { backend.cache_key() } else { NO_CACHE }),
-            backend_cache_key: backend.cache_key(),
-            setup,
-            listing,
-            is_for_host,
-            backend,
-            limits,
-            tags,
-            activity,
-            peak,
-            stack,
-            poison: OnceLock::new(),
-            sleep_state: SleepState::default(),
-            parts: Parts::default(),
-            lifetime: Lifetime::new(),
-        };
-        Self(NonNull::from(Box::leak(Box::new(state))))
+        let graph_memory = GraphMemory::of(hub.clocks());
+        let state = State { hub, graph_memory, peak, stack, adaptors, parts: Mutex::default() };
+        Self(StateRef(NonNull::from(Box::leak(Box::new(state)))))
     }
+}
 
-    /// Counts one more handle.
-    pub(crate) fn add_handle(self) -> Self {
-        self.lifetime.add_handle();
-        self
+impl Clone for PoolHandle {
+    fn clone(&self) -> Self {
+        self.0.lifetime().add_handle();
+        Self(self.0)
     }
+}
 
-    /// Drops one handle. The caller does not use it again.
-    pub(crate) fn drop_handle(self) {
-        if fork::is_child() {
+impl Drop for PoolHandle {
+    fn drop(&mut self) {
+        if fork::is_child() || !self.0.lifetime().drop_handle() {
             return;
         }
-        if !self.lifetime.drop_handle() {
-            return;
+        if let Some(stack) = &self.0.stack {
+            stack.close(self.0.id());
         }
-        if let Some(stack) = &self.stack {
-            stack.close();
-        }
-        if self.lifetime.close(self.backend.close()) {
-            self.take_down();
+        if self.0.lifetime().close(self.0.backend().close()) {
+            self.0.take_down();
         }
     }
+}
 
+impl Deref for PoolHandle {
+    type Target = StateRef;
+
+    #[inline]
+    fn deref(&self) -> &StateRef {
+        &self.0
+    }
+}
+
+impl StateRef {
     /// Drops one block. The caller does not use the pointer again.
     fn drop_block(self) {
-        if self.lifetime.count_off() {
+        if self.lifetime().count_off() {
             self.take_down();
         }
     }
 
     /// Destroys the state, after the last handle and the last block.
     fn take_down(self) {
-        // SAFETY: the pointer came from a box in `new`. No handle is left and every block has been counted off, so
+        // SAFETY: the pointer came from a box in `PoolHandle::new`. No handle is left and every block has been counted off, so
         // this is the only pointer still in use. The lifetime returns true only once.
         let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
         // Before the backend is dropped, after which others may get its addresses.
-        state.end_sleep();
+        if !state.sleep_state().is_awake() {
+            state.device().sleepers().remove(state.id().number());
+        }
         // This runs in a drop. An adaptor's drop may panic; all of them must still be dropped.
-        let adaptors = core::mem::take(&mut state.setup.adaptors);
+        let adaptors = core::mem::take(&mut state.adaptors);
         drop(state.stack.take());
         adaptors.into_iter().for_each(|adaptor| drop(catch_panic(|| drop(adaptor))));
         drop(catch_panic(|| drop(state)));
+    }
+
+    /// Allocates from the thread's cache in a pool with adaptors. A pool without adaptors has already looked there.
+    #[inline(always)]
+    pub(crate) fn hit(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
+        if alignment <= ALIGNMENT_MIN && self.clocks().captures().slow_path().is_none() {
+            backend::hit(self.backend_cache_key(), size_bytes, stream.fast_path_id())
+        } else {
+            None
+        }
+    }
+
+    /// Counts a block that is being dropped as freed for its tag if that is the tag of the innermost scope. Otherwise it counts nothing and
+    /// returns false.
+    #[inline(always)]
+    pub(crate) fn untag_in_scope(self, allocation: &Allocation, size_bytes: u64) -> bool {
+        let (serial, tag) = (self.tags().serial(), allocation.tag());
+        frames::with_here(|here| frames::count_in_here(here, serial, tag, size_bytes, || true))
+    }
+
+    /// Counts a block that is being dropped as freed for its tag, if it has one.
+    pub(crate) fn untag(self, allocation: Allocation, size_bytes: u64) -> Allocation {
+        if allocation.tag() != 0 {
+            frames::count_in(self.tags(), allocation.tag(), size_bytes);
+        }
+        allocation.without_tag()
+    }
+
+    /// Called by a block's drop, when the free is ordered only on the owner stream. Returns false if the thread's cache cannot take the
+    /// block, as for every large block.
+    #[inline(always)]
+    pub(crate) fn put_back_small(
+        self,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
+        match self.fast_path_key() {
+            Some(key) => backend::put_back_small(key, allocation, size_bytes, owner_stream),
+            None => false,
+        }
+    }
+
+    /// Like `put_back_small`, for any size.
+    pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
+        match self.fast_path_key() {
+            Some(key) => self.backend().put_back(key, allocation, size_bytes, owner_stream),
+            None => false,
+        }
+    }
+
+    /// Called by a block's drop, which cannot return an error: a failure is kept for the next call. A graph may keep the memory; otherwise
+    /// it goes through the adaptors to the backend.
+    pub(crate) fn free(self, freed: &FreeRequest) {
+        if fork::is_child() {
+            return;
+        }
+        if freed.size_bytes == 0 {
+            return self.drop_block();
+        }
+        let freed = match freed.uses & GRAPH_BIT != 0 || self.has_captures() {
+            true => self.free_captured(*freed),
+            false => Some(*freed),
+        };
+        match (freed, &self.stack) {
+            (None, _) => {}
+            (Some(freed), Some(stack)) => stack.free(self, &freed),
+            (Some(freed), None) => self.free_to_backend(&freed),
+        }
+    }
+
+    /// Handles a free while streams capture, or of a block that a graph uses. Returns the request if the block must still be freed in the
+    /// usual way. After `None` the pool may be gone.
+    fn free_captured(self, freed: FreeRequest) -> Option<FreeRequest> {
+        // This call may end the pool, but the graph memory must outlive it.
+        let memory = Arc::clone(self.graph_memory());
+        let clocks = memory.clocks();
+        let is_noted = freed.uses & GRAPH_BIT != 0;
+        let graphs = if clocks.captures().is_open() { captures_of(clocks, &freed) } else { Vec::new() };
+        match (is_noted, graphs.is_empty()) {
+            (true, _) => memory.drop_noted(&graphs, self, freed),
+            (false, true) => Some(freed),
+            (false, false) => memory.keep(&graphs, self, freed),
+        }
+    }
+
+    /// Frees to the backend, after all adaptors. The pool may be gone afterwards.
+    fn free_to_backend(self, freed: &FreeRequest) {
+        // Streams that used the block and cannot be marked here are marked by the next calls that name them, and
+        // this free waits for those markers. The request for markers follows the free's stamps, after which the
+        // pool may be gone.
+        let is_pending = freed.uses & !GRAPH_BIT != 0 && !freed.is_complete;
+        let device = (is_pending && self.clocks().has_named_streams()).then(|| self.device().clone());
+        let outcome = self.backend().free(freed);
+        if let Err(cause) = outcome.result {
+            let poison = match is_sticky(cause.code()) {
+                true => PoolError::DeviceLost(cause),
+                false => PoolError::Poisoned {
+                    pool: self.name().as_str().into(),
+                    address: freed.allocation.address,
+                    size_bytes: freed.size_bytes,
+                    cause,
+                },
+            };
+            events::poisoned(&self, &poison);
+            self.set_poison(poison);
+        }
+        if !outcome.counted {
+            self.drop_block();
+        }
+        if let Some(device) = device {
+            device.clocks().want_marks(device.clocks().used(freed.uses));
+        }
+    }
+
+    /// Frees an allocation of the backend, after all adaptors.
+    pub(crate) fn free_own(
+        self,
+        allocation: Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+        uses: u64,
+        is_complete: bool,
+    ) {
+        let is_plain = uses == 0 && !is_complete && self.clocks().captures().slow_path().is_none();
+        let key = self.backend_cache_key();
+        let put_back = || {
+            backend::put_back_small(key, &allocation, size_bytes, owner_stream)
+                || self.backend().put_back(key, &allocation, size_bytes, owner_stream)
+        };
+        if !(is_plain && self.poison().is_none() && put_back()) {
+            self.free_to_backend(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete });
+        }
+    }
+
+    /// Frees another pool's block that a block of this pool consisted of.
+    pub(crate) fn free_other(self, block: Block, uses: u64, is_complete: bool) {
+        block.add_uses(uses);
+        match is_complete {
+            // SAFETY: the caller that dropped this pool's block has guaranteed completion, and the lent block is
+            // its memory.
+            true => unsafe { block.free_completed() },
+            false => drop(block),
+        }
+        self.drop_block();
+    }
+
+    /// Counts a block of another pool as a block of this pool.
+    pub(crate) fn count_other(self) {
+        self.lifetime().count_in();
+    }
+
+    /// Returns the allocation of a backend that contains a live block, and the pool that owns it.
+    pub(crate) fn backing_allocation(self, allocation: Allocation) -> (Self, Allocation) {
+        if allocation.class() == Allocation::NO_CLASS {
+            let chunk = self.graph_memory.chunk_of(allocation.address);
+            return chunk
+                .map_or((self, allocation), |(pool, allocation)| pool.backing_allocation(allocation));
+        }
+        let stack = self.stack.as_ref().filter(|_| allocation.is_special());
+        match stack.and_then(|stack| stack.backing_allocation(allocation.record())) {
+            None => (self, allocation),
+            Some(BackingAllocation::Own(allocation)) => (self, allocation),
+            Some(BackingAllocation::Other(pool, allocation)) => pool.backing_allocation(allocation),
+        }
+    }
+
+    /// Returns the nesting depth of other pools' blocks in a live block.
+    pub(crate) fn nesting(self, allocation: Allocation) -> usize {
+        let stack = self.stack.as_ref().filter(|_| allocation.is_special());
+        stack.map_or(0, |stack| stack.nesting(allocation.record()))
     }
 }
 
@@ -175,182 +304,144 @@ impl Deref for StateRef {
     }
 }
 
+impl Deref for State {
+    type Target = Hub;
+
+    #[inline]
+    fn deref(&self) -> &Hub {
+        &self.hub
+    }
+}
+
 impl State {
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    pub(in crate::pool) fn listing(&self) -> &Listing {
-        &self.listing
-    }
-
-    pub(crate) fn backend(&self) -> &dyn Source {
-        &*self.backend
-    }
-
-    pub(crate) fn setup(&self) -> &Setup {
-        &self.setup
-    }
-
-    pub(crate) fn config(&self) -> &Config {
-        &self.setup.config
-    }
-
-    /// True if the host may use the memory.
-    pub(crate) fn is_for_host(&self) -> bool {
-        self.is_for_host
-    }
-
     pub(crate) fn graph_memory(&self) -> &Arc<GraphMemory> {
         &self.graph_memory
     }
 
-    pub(crate) fn tags(&self) -> &Tags {
-        &self.tags
-    }
-
-    /// The counters of the pool's activity since it was built.
-    pub(crate) fn activity(&self) -> &ActivityCounters {
-        &self.activity
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    /// True if the soft limit is above the hard limit, which then also bounds the cached memory.
-    pub(crate) fn is_soft_limit_idle(&self) -> bool {
-        match (self.limits.hard_bytes(), self.limits.soft_bytes()) {
-            (Some(hard), Some(soft)) => soft > hard && self.backend.is_bounded_by(soft),
-            _ => false,
-        }
-    }
-
-    /// The innermost adaptor, if exact peaks were requested.
-    pub(crate) fn peak(&self) -> Option<&Peak> {
+    /// The counter of the innermost adaptor, if exact peaks were requested.
+    pub(crate) fn peak(&self) -> Option<&PeakCounter> {
         self.peak.as_deref()
     }
 
-    pub(crate) fn poison(&self) -> Option<&PoolError> {
-        self.poison.get()
+    /// The adaptors that the pool was built with, innermost first.
+    pub(crate) fn adaptors(&self) -> &[Arc<dyn Adaptor>] {
+        &self.adaptors
     }
 
-    pub(crate) fn parts(&self) -> &Parts {
+    pub(crate) fn parts(&self) -> &Mutex<BTreeMap<String, PoolHandle>> {
         &self.parts
     }
 
-    pub(crate) fn sleep_state(&self) -> &SleepState {
-        &self.sleep_state
-    }
-
-    /// Makes every allocation and every free take the slow path.
-    pub(crate) fn take_cache_key(&self) {
-        self.cache_key.store(NO_CACHE, Ordering::SeqCst);
-    }
-
-    /// Ends [`State::take_cache_key`].
-    pub(crate) fn give_cache_key(&self) {
-        if self.stack.is_none() {
-            self.cache_key.store(self.backend_cache_key, Ordering::SeqCst);
-        }
-    }
-
     #[inline]
-    pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
-        not_forked()?;
-        match (self.poison.get(), self.device.primary().lost()) {
-            (None, None) => Ok(()),
-            (Some(poison), _) => Err(poison.clone()),
-            (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),
-        }
+    pub(crate) fn stack(&self) -> Option<&Stack> {
+        self.stack.as_ref()
     }
 
-    /// Records that the device was reset, if an error may come from that: later requests do not take the fast path.
-    pub(crate) fn noting<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
-        result.inspect_err(|error| {
-            if matches!(error, PoolError::DeviceLost(cause) if cause.code() == RESET) {
-                self.device.find_reset();
-            }
-        })
-    }
-
-    /// Returns the cache key for the fast path, or `None` while the slow path must run first.
-    #[inline(always)]
-    pub(crate) fn fast_path_key(&self) -> Option<u64> {
-        if self.clocks.captures().slow_path().is_none() {
-            Some(self.cache_key.load(Ordering::Relaxed))
-        } else {
-            None
-        }
-    }
-
-    /// True if a capture may be active, so that each stream's capture state must be queried first.
+    /// Returns the adaptors if they are the only stage between a block and the backend: no graph may keep the
+    /// block.
     #[inline]
-    pub(crate) fn has_captures(&self) -> bool {
-        self.clocks.captures().is_open()
+    pub(crate) fn fast_path_stack(&self, uses: u64) -> Option<&Stack> {
+        let stack = self.stack.as_ref()?;
+        (uses & GRAPH_BIT == 0 && self.clocks().captures().slow_path().is_none()).then_some(stack)
     }
 
-    /// True if a request needs no checks besides the adaptors.
-    #[inline]
-    fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
-        // A lost device sets the slow-path flag.
-        self.clocks.captures().slow_path().is_none()
-            && !fork::is_child()
-            && self.poison.get().is_none()
-            && stream.is_owned()
-            && *stream.device() == self.device
-    }
-
-    #[inline]
-    fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
-        stream.check_usable()?;
-        if *stream.device() == self.device { Ok(()) } else { Err(self.device.mismatch(stream.device())) }
-    }
-
-    /// Performs the checks that apply to every request.
-    pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
+    /// Gives another device access to the memory, once.
+    pub(crate) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         self.check_usable()?;
-        self.check_stream(stream)?;
-        self.with_report(
-            self.check_size(size_bytes),
-            &Origin { size_bytes: Some(size_bytes), stream: Some(stream.id()), tag: 0 },
-        )
-    }
-
-    pub(crate) fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let device_bytes = self.device.total_bytes();
-        // Unified memory with oversubscription and host memory need not fit into the device; the driver decides
-        // about them.
-        let is_bounded_by_device = match self.setup.config.kind {
-            MemoryKind::Device => true,
-            MemoryKind::Unified => !self.setup.config.oversubscribes,
-            MemoryKind::Host => false,
-        };
-        match size_bytes > device_bytes {
-            true if is_bounded_by_device => Err(PoolError::too_large(size_bytes, device_bytes)),
-            true => self.check_computation(size_bytes),
-            false => Ok(()),
-        }
-    }
-
-    /// Refuses a size that only an arithmetic bug can produce: the ladder would uselessly release all cached memory for it.
-    #[cold]
-    fn check_computation(&self, size_bytes: u64) -> Result<(), PoolError> {
-        if !Requested(size_bytes).is_miscomputed() {
+        let device = self.device();
+        let is_of_driver = device.driver().is_same_machine(peer.driver());
+        let named = PeerDevice::of(peer);
+        if peer == device || is_of_driver && self.listing().peers().has(named) {
             return Ok(());
         }
-        let shortage = Shortage {
-            requested_bytes: size_bytes,
-            alignment: 0,
-            admitted_bytes: self.reserved_bytes()?,
-            refusal: self.limits.node().limit_exceeded_by(size_bytes).map(Refusal::Limit),
-        };
-        Err(self.out_of_memory_error(&shortage, Vec::new()))
+        if !is_of_driver || !named.reaches(device)? {
+            let [device, peer] = device.names_apart(peer);
+            return Err(PoolError::Unsupported(Unsupported::PeerAccess { device, peer }));
+        }
+        self.open_to(named)
     }
 
-    /// Returns the reserved bytes. For a backend that reserves only its blocks, these are the bytes in use.
-    pub(crate) fn reserved_bytes(&self) -> Result<u64, PoolError> {
-        let reserved = self.backend.reserved()?;
-        Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
+    /// Gives access to the devices that the configuration names.
+    pub(crate) fn open_to_configured(&self) -> Result<(), PoolError> {
+        let device = self.device();
+        let (ordinals, are_required) = match &self.config().peers {
+            PeerOption::None => return Ok(()),
+            PeerOption::All => ((0..Device::count(device.driver())?).collect(), false),
+            PeerOption::Ordinals(ordinals) => (ordinals.clone(), true),
+        };
+        for ordinal in ordinals.into_iter().filter(|ordinal| *ordinal != device.ordinal()) {
+            let peer = PeerDevice::new(device.driver(), ordinal)?;
+            match peer.reaches(device)? {
+                true => self.open_to(peer)?,
+                false if are_required => {
+                    return Err(PoolError::Unsupported(Unsupported::PeerAccess {
+                        device: device.to_string(),
+                        peer: peer.to_string(),
+                    }));
+                }
+                false => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives access to the devices that have access to the memory of `parent`. Called once this pool is listed, because `parent` opens
+    /// listed pools to later devices.
+    pub(crate) fn open_like(&self, parent: &Self) -> Result<(), PoolError> {
+        parent.listing().peers().list().into_iter().try_for_each(|peer| self.open_to(peer))
+    }
+
+    /// Gives a device with a link access to the memory of this pool, its adaptors, its parts and its private pools.
+    pub(crate) fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
+        self.listing().open_to(peer)?;
+        self.adaptors().iter().try_for_each(|adaptor| adaptor.open_to(peer))?;
+        self.family().iter().try_for_each(|pool| pool.open_to(peer))
+    }
+
+    /// Waits for the work of all devices that have access to the memory.
+    pub(crate) fn wait_for_peers(&self) -> Result<(), PoolError> {
+        let driver = self.device().driver();
+        for peer in self.listing().peers().list() {
+            if let Some(peer) = peer.open_if_active(driver)? {
+                peer.synchronize_for_drop()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets operations use the memory after a sleep, and requests take the fast path.
+    pub(crate) fn be_awake(&self) {
+        self.device().sleepers().remove(self.id().number());
+        if self.stack.is_none() {
+            self.give_cache_key();
+        }
+    }
+
+    /// Completes and counts the error of a request that leaves the pool.
+    pub(crate) fn with_report<T>(
+        &self,
+        result: Result<T, PoolError>,
+        origin: &Origin,
+    ) -> Result<T, PoolError> {
+        report::with_report(&self.hub, result, origin, || self.graph_memory.kept(self))
+    }
+}
+
+/// Returns the captures that a block's streams are part of now.
+fn captures_of(clocks: &Clocks, freed: &FreeRequest) -> Vec<u64> {
+    let slots = core::iter::once(freed.owner_stream.stream_index()).chain(clocks.used(freed.uses));
+    let mut graphs: Vec<u64> = slots.filter_map(|slot| capture_of(clocks, slot)).collect();
+    graphs.sort_unstable();
+    graphs.dedup();
+    graphs
+}
+
+fn capture_of(clocks: &Clocks, slot: StreamIndex) -> Option<u64> {
+    match clocks.own_part(slot) {
+        Some(Part::In(graph)) => Some(graph).filter(|graph| clocks.captures().knows(*graph)),
+        Some(Part::Broken) => clocks.captures().capture_of(slot, true),
+        Some(Part::Runs) => None,
+        // A stream of another library is queried only in calls that name it.
+        None => clocks.captures().capture_of(slot, false),
     }
 }

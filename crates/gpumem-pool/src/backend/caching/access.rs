@@ -1,6 +1,6 @@
-//! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, its limits, and the counters of driver calls.
+//! [`MemoryAccess`]: the type and purpose of a pool's memory, the devices with access to it, its limits, and the counters of driver calls.
 
-use crate::backend::BackendSetup;
+use crate::backend::source::BackendSetup;
 use crate::config::{HandleUse, MemoryKind};
 use crate::figures::ActivityCounters;
 use crate::limits::Admission;
@@ -28,7 +28,7 @@ impl Memory {
     }
 }
 
-pub(super) struct Access {
+pub(super) struct MemoryAccess {
     memory: Memory,
     device: CUdevice,
     handle_use: HandleUse,
@@ -39,7 +39,7 @@ pub(super) struct Access {
     granted: RwLock<Vec<CUmemAccessDesc>>,
 }
 
-impl Access {
+impl MemoryAccess {
     pub(super) fn new(memory: Memory, setup: BackendSetup<'_>) -> Self {
         let BackendSetup { device, config, limits, activity, .. } = setup;
         Self {

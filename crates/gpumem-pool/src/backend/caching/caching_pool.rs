@@ -12,7 +12,8 @@
 //! | `addresses` | reserving the heap's addresses, or the choice of plain segments |
 //! | `probe` | a trial of virtual memory on a device |
 //! | `orphaned_heap` | the heap of a pool that is gone |
-//! | `sleep` | memory that returns to the device and keeps its addresses |
+//! | `growing` | memory for blocks that grow in place, and memory reserved ahead |
+//! | `sleep`, `contents` | memory that returns to the device and keeps its addresses; its contents |
 //!
 //! *Locks.* `core` is the heap's lock. Its holder makes no driver calls except those for physical memory. The locks of [`ThreadCaches`] are
 //! never taken while `core` is held. A thread that drains caches holds `draining` from the first removed block until the blocks are in the
@@ -21,30 +22,35 @@
 
 mod addresses;
 mod block_search;
+#[allow(unsafe_code)]
+mod contents;
 mod drains;
 mod eager;
 mod frees;
+mod growing;
 mod guarded;
 mod orphaned_heap;
 mod probe;
 mod relief;
-#[allow(unsafe_code)]
 mod sleep;
 mod source;
 
-use super::access::{Access, Memory};
+use super::access::{Memory, MemoryAccess};
 use super::extent::Extents;
 use super::vmm::Vmm;
 use super::{of_class, of_heap};
-use crate::backend::{Allocation, BackendSetup};
-use crate::config::Tuning;
-use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId};
+use crate::backend::allocation::Allocation;
+use crate::backend::figures::Counts;
+use crate::backend::source::BackendSetup;
+use crate::config::{MemoryKind, Tuning};
+use crate::device::{Clocks, Device, HowFar, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::figures::ActivityCounters;
 use crate::limits::Limits;
 use crate::stats::TagCounters;
 use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
+use contents::Contents;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
@@ -54,9 +60,10 @@ use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, SizeStep};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::Mutex;
 use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
+use gpumem_sys::{Driver, DriverError};
 pub(super) use guarded::Core;
-use sleep::Contents;
-use std::sync::{Arc, Once, Weak};
+use orphaned_heap::OrphanedHeap;
+use std::sync::{Arc, Once, PoisonError, Weak};
 
 pub(crate) struct CachingPool {
     own: Weak<Self>,
@@ -66,7 +73,7 @@ pub(crate) struct CachingPool {
     pub(super) device: Device,
     pub(super) tuning: Tuning,
     limits: Limits,
-    access: Access,
+    access: MemoryAccess,
     growth: GrowthLog,
     tags: TagCounters,
     /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
@@ -88,7 +95,7 @@ pub(crate) struct CachingPool {
 }
 
 impl CachingPool {
-    pub(in super::super) fn new(setup: BackendSetup<'_>) -> Result<Arc<Self>, PoolError> {
+    pub(crate) fn new(setup: BackendSetup<'_>) -> Result<Arc<Self>, PoolError> {
         static NEXT_KEY: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let BackendSetup { device, config, limits, tags, .. } = setup;
         let mut tuning = config.tuning.clone();
@@ -96,7 +103,7 @@ impl CachingPool {
         tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
         let Chosen { memory, ranges, lack } = addresses::choose(setup)?;
-        let access = Access::new(memory, setup);
+        let access = MemoryAccess::new(memory, setup);
         let mut heap = match memory {
             Memory::Virtual => Heap::new(tuning.heap, ranges),
             Memory::Segments(_) => Heap::of_segments(tuning.heap),
@@ -203,6 +210,47 @@ impl CachingPool {
         Vmm::new(self.device.driver(), &self.access)
     }
 
+    /// Like [`Extents::settle`]; the device's context must be current.
+    pub(super) fn settle_extents(&self) -> Result<(), DriverError> {
+        let mut core = self.core();
+        let core = &mut *core;
+        let settled = core.extents.settle(self.clocks(), &mut self.vmm());
+        core.heap.set_outside_bytes(core.extents.reserved_bytes());
+        settled
+    }
+
+    pub(crate) fn cache_key(&self) -> u64 {
+        self.cache_key
+    }
+
+    /// True if the memory is mapped by the heap, rather than in plain segments.
+    pub(crate) fn is_virtual(&self) -> bool {
+        self.access.memory() == Memory::Virtual
+    }
+
+    /// The counters of live blocks.
+    pub(super) fn counts(&self) -> Counts {
+        let (sum, core) = (self.thread_caches.counters().shown(), self.core());
+        // While other threads allocate and free, the sums may include only part of their operations.
+        let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
+        Counts {
+            in_use_bytes,
+            in_use_peak_bytes: core.out_peak_bytes.max(in_use_bytes),
+            block_count: sum.block_count(),
+            allocation_count: sum.allocation_count(),
+        }
+    }
+
+    /// Trims without waiting for work: markers detect completed work. Plain segments are the exception, because the calls that release them
+    /// wait for the device.
+    pub(super) fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
+        self.drain_all();
+        let _entered = self.device.enter_relaxed()?;
+        let pending = self.core().pending_streams();
+        self.poll_with_markers(pending)?;
+        Ok(self.trim(keep_bytes)?)
+    }
+
     /// The counters of driver calls and waits.
     pub(super) fn activity(&self) -> &ActivityCounters {
         self.access.activity()
@@ -214,5 +262,55 @@ impl CachingPool {
 
     pub(super) fn core(&self) -> SpinMutexGuard<'_, Core> {
         self.core.enter()
+    }
+}
+
+impl Drop for CachingPool {
+    fn drop(&mut self) {
+        let mut host_copy = core::mem::take(self.contents.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let core = self.core.get_mut();
+        core.heap.forget_sleepers();
+        core.extents.forget_sleepers();
+        let pending = core.pending_streams();
+        let heap = core::mem::replace(&mut core.heap, Heap::new(gpumem_heap::Tuning::BALANCED, [(0, 0); 2]));
+        let extents = core::mem::take(&mut core.extents);
+        let ranges = match self.access.memory() {
+            Memory::Virtual => self.ranges.to_vec(),
+            Memory::Segments(_) => Vec::new(),
+        };
+        let mut left = OrphanedHeap { access: self.access.for_orphaned_heap(), heap, extents, ranges };
+        left.heap.set_outside_bytes(0);
+        let (driver, clocks) = (self.device.driver(), self.clocks());
+        if self.device.find_reset() {
+            // Plain segments and the host's copy went with the context. Mapped memory belongs to no context. Once the device is in use
+            // again, others may have the addresses, so the memory is leaked.
+            if !left.waits() && self.device.primary().is_unused() {
+                left.give_back(driver, clocks, HowFar::All);
+            }
+            return;
+        }
+        // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory if the context cannot
+        // be entered now.
+        let is_gone = self.device.enter_relaxed().is_ok_and(|_entered| {
+            let _ = self.poll_with_markers(pending);
+            // The calls that release segments wait for the device, and a drop must not wait. On a busy device the
+            // segments stay for later.
+            let is_free_to_go = !left.waits() || self.device.is_idle().unwrap_or(false);
+            is_free_to_go && left.give_back(driver, clocks, HowFar::Known)
+        });
+        if !is_gone {
+            left.defer(&self.device);
+        }
+        if host_copy.buffers_bytes() > 0 {
+            let mut release =
+                move |driver: &Driver, _: &Clocks, _: HowFar| host_copy.free_buffers(driver).is_ok();
+            // The calls wait for the device, like those that release segments.
+            let is_gone = self.device.enter_relaxed().is_ok_and(|_entered| {
+                self.device.is_idle().unwrap_or(false) && release(driver, clocks, HowFar::Known)
+            });
+            if !is_gone {
+                self.device.maintenance().defer_release(MemoryKind::Host, true, release);
+            }
+        }
     }
 }

@@ -4,11 +4,9 @@
 //! An extent maps handles from its start on. Memory behind its size stays mapped until the work that used it is
 //! complete. That is checked whenever an extent changes and whenever the pool releases memory.
 
-use super::caching_pool::CachingPool;
 use super::vmm::Vmm;
-use crate::backend::{Counts, Growing, Search, Shortage, Source, Step, WAIT_AND_TRIM};
 use crate::device::{Order, Stamp, StreamIndex};
-use crate::error::{PoolError, Refusal};
+use crate::error::Refusal;
 use core::ops::Range;
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
@@ -28,18 +26,18 @@ pub(super) struct Extents {
     is_sleeping: bool,
 }
 
-struct Extent {
+pub(super) struct Extent {
     address: u64,
     addresses_bytes: u64,
     /// Adjacent handles from the start, each with its size.
     handles: Vec<(RawHandle, u64)>,
-    mapped_bytes: u64,
+    pub(super) mapped_bytes: u64,
     /// The size, from the start, to which devices have access.
-    open_bytes: u64,
-    size_bytes: u64,
+    pub(super) open_bytes: u64,
+    pub(super) size_bytes: u64,
     /// The last uses of the memory behind the size.
     pending_shrink: Vec<Stamp>,
-    is_gone: bool,
+    pub(super) is_gone: bool,
     sleep: Option<Sleep>,
 }
 
@@ -55,7 +53,7 @@ struct Sleep {
 }
 
 impl Extents {
-    fn add(&mut self, address: u64, addresses_bytes: u64) -> u64 {
+    pub(super) fn add(&mut self, address: u64, addresses_bytes: u64) -> u64 {
         self.last_id += 1;
         let extent = Extent {
             address,
@@ -70,6 +68,20 @@ impl Extents {
         };
         self.by_id.insert(self.last_id, extent);
         self.last_id
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&Extent> {
+        self.by_id.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Extent> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// Maps new handles to an extent, up to `end_bytes`. After an error, the extent is unchanged.
+    pub(super) fn map_up_to(&mut self, id: u64, end_bytes: u64, vmm: &mut Vmm<'_>) -> Result<(), Refusal> {
+        let Self { by_id, lost, .. } = self;
+        by_id.get_mut(&id).map_or(Ok(()), |extent| extent.map_up_to(end_bytes, lost, vmm))
     }
 
     /// The memory that the driver has created for extents and that has not been released.
@@ -212,6 +224,11 @@ impl Extents {
 }
 
 impl Extent {
+    /// True if the extent sleeps, or is about to.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.sleep.is_some()
+    }
+
     fn is_settled(&self, order: &impl Order) -> bool {
         self.pending_shrink.iter().all(|stamp| order.is_complete(*stamp))
     }
@@ -340,191 +357,11 @@ impl Extent {
         Ok(())
     }
 
-    fn shrink_to(&mut self, size_bytes: u64, uses: &[Stamp]) {
+    pub(super) fn shrink_to(&mut self, size_bytes: u64, uses: &[Stamp]) {
         self.size_bytes = size_bytes;
         self.pending_shrink
             .retain(|old| !uses.iter().any(|new| new.stream_index() == old.stream_index() && *new >= *old));
         self.pending_shrink.extend(uses);
-    }
-}
-
-impl Growing for CachingPool {
-    fn add(&self, max_bytes: u64) -> Result<(u64, u64), PoolError> {
-        let _entered = self.device.enter_relaxed()?;
-        let addresses_bytes = max_bytes.next_multiple_of(PAGE_BYTES);
-        let address = self.vmm().reserve(addresses_bytes)?;
-        Ok((self.core().extents.add(address, addresses_bytes), address))
-    }
-
-    fn grow_to(&self, id: u64, size_bytes: u64) -> Box<dyn Search<()> + '_> {
-        self.grow(Goal::Extent(id), size_bytes)
-    }
-
-    fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
-        // This comes first, so that the block is smaller even if a later step fails.
-        if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
-            extent.shrink_to(size_bytes, uses);
-        }
-        let _entered = self.device.enter_relaxed()?;
-        // Memory whose uses are complete is released immediately.
-        self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
-        Ok(self.settle_extents()?)
-    }
-
-    fn remove(&self, id: u64, uses: &[Stamp]) {
-        if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
-            extent.shrink_to(0, uses);
-            extent.is_gone = true;
-        }
-        // The next change of an extent retries failed releases.
-        let Ok(_entered) = self.device.enter_relaxed() else { return };
-        let _ = self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect());
-        let _ = self.settle_extents();
-    }
-}
-
-/// Memory that is reserved for an extent, or ahead of blocks.
-struct GrowSearch<'a> {
-    pool: &'a CachingPool,
-    goal: Goal,
-    size_bytes: u64,
-    /// The last refusal; `None` if a limit left too little for a call of the driver.
-    refusal: Option<Refusal>,
-    /// The counters at the beginning of the pass.
-    before: Counts,
-}
-
-#[derive(Clone, Copy)]
-enum Goal {
-    /// The extent with this id has the size.
-    Extent(u64),
-    /// Blocks have so much memory together, in few adjacent handles, as large blocks need.
-    Blocks,
-}
-
-impl GrowSearch<'_> {
-    /// The bytes to add. Existing memory is already counted.
-    fn missing_bytes(&self) -> u64 {
-        let core = self.pool.core();
-        let bytes = match self.goal {
-            Goal::Extent(id) => core.extents.by_id.get(&id).map_or(0, |extent| extent.size_bytes),
-            Goal::Blocks => core.heap.blocks_bytes(),
-        };
-        self.size_bytes.saturating_sub(bytes)
-    }
-
-    /// `None` if a limit or the driver has no room.
-    fn grow(&mut self) -> Result<Option<()>, PoolError> {
-        let (is_grown, refusal) = match self.goal {
-            Goal::Extent(id) => self.grow_extent(id)?,
-            Goal::Blocks => self.grow_heap(),
-        };
-        self.refusal = refusal.map(Refusal::if_out_of_memory).transpose()?;
-        Ok(is_grown.then_some(()))
-    }
-
-    fn grow_heap(&self) -> (bool, Option<Refusal>) {
-        let (pool, missing_bytes) = (self.pool, self.missing_bytes());
-        if missing_bytes == 0 {
-            return (true, None);
-        }
-        let mut core = pool.core_with_limit();
-        let most_bytes = pool.reservable_max_bytes(&core.heap);
-        let reserved = core.heap.reserve(missing_bytes, &mut pool.vmm(), most_bytes);
-        pool.set_cache_cap(&core);
-        (reserved.unwrap_or(false), reserved.err())
-    }
-
-    fn grow_extent(&self, id: u64) -> Result<(bool, Option<Refusal>), PoolError> {
-        let (pool, size_bytes) = (self.pool, self.size_bytes);
-        let mut core = pool.core();
-        let core = &mut *core;
-        let mut vmm = pool.vmm();
-        core.extents.settle(pool.clocks(), &mut vmm)?;
-        core.heap.set_outside_bytes(core.extents.reserved_bytes());
-        let limit_bytes = pool.reservable_max_bytes(&core.heap);
-        let Extents { by_id, lost, .. } = &mut core.extents;
-        let Some(extent) = by_id.get_mut(&id) else { return Ok((true, None)) };
-        if extent.sleep.is_some() {
-            return Err(pool.asleep());
-        }
-        let end_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
-        if end_bytes > extent.open_bytes {
-            let missing_bytes = end_bytes.saturating_sub(extent.mapped_bytes);
-            if core.heap.reserved_bytes().saturating_add(missing_bytes) > limit_bytes {
-                return Ok((false, None));
-            }
-            let mapped = extent.map_up_to(end_bytes, lost, &mut vmm);
-            core.heap.set_outside_bytes(core.extents.reserved_bytes());
-            if let Err(refusal) = mapped {
-                return Ok((false, Some(refusal)));
-            }
-        }
-        if let Some(extent) = core.extents.by_id.get_mut(&id) {
-            extent.size_bytes = size_bytes;
-        }
-        core.note_peak();
-        Ok((true, None))
-    }
-}
-
-impl Search<()> for GrowSearch<'_> {
-    fn rung(&self, rung: usize) -> Option<&'static str> {
-        (rung == 0).then_some(WAIT_AND_TRIM)
-    }
-
-    fn begin(&mut self, _is_first: bool) -> Result<Option<()>, PoolError> {
-        self.before = self.pool.counts();
-        self.grow()
-    }
-
-    /// For an extent, releases all free memory. Reserving ahead counts it as available, so it stays.
-    fn climb(&mut self, _rung: usize) -> Result<Step<()>, PoolError> {
-        let is_extent = matches!(self.goal, Goal::Extent(_));
-        if is_extent {
-            // This comes before the wait, which does not cover memory that enters the heap later.
-            self.pool.drain_all();
-        }
-        self.pool.wait_for_room()?;
-        if is_extent {
-            self.pool.trim(0)?;
-        }
-        Ok(self.grow()?.map_or(Step::Short, Step::Found))
-    }
-
-    fn free_bytes(&self) -> Result<i64, PoolError> {
-        Ok(-self.pool.reserved_bytes().cast_signed())
-    }
-
-    fn requested_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    fn may_repeat(&self) -> bool {
-        matches!(self.goal, Goal::Extent(_)) && self.pool.may_repeat(&self.before, self.missing_bytes())
-    }
-
-    fn shortage(&self) -> Result<Shortage, PoolError> {
-        Ok(self.pool.describe_shortage(self.missing_bytes(), self.refusal))
-    }
-}
-
-impl CachingPool {
-    pub(super) fn search_to_reserve(&self, size_bytes: u64) -> Box<dyn Search<()> + '_> {
-        self.grow(Goal::Blocks, size_bytes)
-    }
-
-    fn grow(&self, goal: Goal, size_bytes: u64) -> Box<dyn Search<()> + '_> {
-        Box::new(GrowSearch { pool: self, goal, size_bytes, refusal: None, before: Counts::default() })
-    }
-
-    /// Like [`Extents::settle`]; the device's context must be current.
-    pub(super) fn settle_extents(&self) -> Result<(), DriverError> {
-        let mut core = self.core();
-        let core = &mut *core;
-        let settled = core.extents.settle(self.clocks(), &mut self.vmm());
-        core.heap.set_outside_bytes(core.extents.reserved_bytes());
-        settled
     }
 }
 

@@ -25,13 +25,14 @@
 //! are free only when their work is complete: `completed` records the markers that it then queries, `device_waits` does nothing, and
 //! `outgrown` does not wait. Over virtual memory, `outgrown` does nothing.
 //!
-//! After the last rung, the ladder (`pool/state/ladder`) makes room outside the pool and starts again here.
+//! After the last rung, the ladder (`pool/request/ladder`) makes room outside the pool and starts again here.
 //!
 //! No rung splits a handle: an idle handle can be mapped as it is, next to parts of others, and the driver cannot release part of a handle.
 //! When the driver has less memory left than the pool's limit allows, growth stops there, and the rungs below it search the pool's memory.
 
 use super::caching_pool::{BlockSearch, CachingPool};
-use crate::backend::{Allocation, Search, Shortage, Source, Step, WAIT_AND_TRIM, WAIT_FOR_FREES};
+use crate::backend::allocation::Allocation;
+use crate::backend::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_FREES};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{Order, StreamIndex, deadline};
 use crate::error::{PoolError, Refusal};
@@ -39,10 +40,8 @@ use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
 use gpumem_heap::heap::Request;
 
-/// The result of a rung. `Short` means that more memory may be free now.
-type Made = Result<Step<HeapBlock>, PoolError>;
-
-type Rung = fn(&mut BlockSearch<'_>, &Request) -> Made;
+/// Makes room. [`Outcome::Short`] means that more memory may be free now.
+type Rung = fn(&mut BlockSearch<'_>, &Request) -> Result<Outcome<HeapBlock>, PoolError>;
 
 /// The rung that follows one that has made room, if ready memory does not suffice.
 type Further = &'static [Rung];
@@ -68,21 +67,21 @@ const FIRST_EXACT: usize = 9;
 
 impl BlockSearch<'_> {
     /// Searches ready memory after a rung has made room, then continues with the next rung.
-    fn search(&mut self, request: &Request, further: Further) -> Result<Option<HeapBlock>, PoolError> {
+    fn search(&mut self, request: &Request, further: Further) -> Result<Outcome<HeapBlock>, PoolError> {
         let ready = {
             let heap = &mut self.pool.core().heap;
             self.free_bytes = heap.free_bytes(request.stream);
             heap.take_ready(request, self.pool.clocks())
         };
-        if ready.is_some() {
-            return Ok(ready);
+        if let Some(block) = ready {
+            return Ok(Outcome::Found(block));
         }
         for step in further {
-            if let Step::Found(block) = step(self, request)? {
-                return Ok(Some(block));
+            if let found @ Outcome::Found(_) = step(self, request)? {
+                return Ok(found);
             }
         }
-        Ok(None)
+        Ok(Outcome::Short)
     }
 }
 
@@ -91,11 +90,11 @@ impl Search<Allocation> for BlockSearch<'_> {
         RUNGS.get(rung).map(|(name, ..)| *name)
     }
 
-    fn begin(&mut self, is_first: bool) -> Result<Option<Allocation>, PoolError> {
+    fn begin(&mut self, is_first: bool) -> Result<Outcome<Allocation>, PoolError> {
         let pool = self.pool;
         self.before = pool.counts();
         if !is_first && let Some(found) = self.take_ready() {
-            return Ok(Some(found));
+            return Ok(Outcome::Found(found));
         }
         pool.collect_garbage(self.size_bytes)?;
         let heap = &mut pool.core_with_limit().heap;
@@ -103,18 +102,17 @@ impl Search<Allocation> for BlockSearch<'_> {
         self.spares_magazines = is_small(&self.request) && heap.spares_magazines();
         self.has_slack = heap.tuning().has_slack();
         self.free_bytes = heap.free_bytes(self.request.stream);
-        Ok(None)
+        Ok(Outcome::Short)
     }
 
-    fn climb(&mut self, rung: usize) -> Result<Step<Allocation>, PoolError> {
-        let Some((_, make_room, further)) = RUNGS.get(rung) else { return Ok(Step::Skipped) };
+    fn climb(&mut self, rung: usize) -> Result<Outcome<Allocation>, PoolError> {
+        let Some((_, make_room, further)) = RUNGS.get(rung) else { return Ok(Outcome::Skipped) };
         let request = if rung < FIRST_EXACT { self.request } else { self.exact() };
-        let found = match make_room(self, &request)? {
-            Step::Skipped => return Ok(Step::Skipped),
-            Step::Found(block) => Some(block),
-            Step::Short => self.search(&request, further)?,
+        let outcome = match make_room(self, &request)? {
+            Outcome::Short => self.search(&request, further)?,
+            outcome => outcome,
         };
-        Ok(found.map_or(Step::Short, |block| Step::Found(self.finish(block))))
+        Ok(outcome.map(|block| self.finish(block)))
     }
 
     fn free_bytes(&self) -> Result<i64, PoolError> {
@@ -136,7 +134,7 @@ impl Search<Allocation> for BlockSearch<'_> {
 }
 
 /// Small blocks cannot form a large block, so a large request drains large blocks only.
-fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     Ok(ready_if(if is_small(request) {
         !search.spares_magazines && search.pool.drain_own()
     } else {
@@ -146,14 +144,14 @@ fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
 
 /// Threads that free blocks of other threads always cache a few. While they cache less than one handle, they would be drained every few
 /// allocations, so the heap grows by one handle instead.
-fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let is_taken_first = is_small(request) && !search.spares_magazines;
     if !is_taken_first || !search.has_slack {
-        return Ok(Step::Skipped);
+        return Ok(Outcome::Skipped);
     }
     if !(1..HANDLE_BYTES).contains(&pool.kept_by_others_bytes()) {
-        return Ok(Step::Skipped);
+        return Ok(Outcome::Skipped);
     }
     let most_bytes = {
         let heap = &pool.core().heap;
@@ -162,7 +160,7 @@ fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     grow(search, request, most_bytes)
 }
 
-fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     Ok(ready_if(if is_small(request) {
         !search.spares_magazines && search.pool.drain_all()
     } else {
@@ -170,21 +168,21 @@ fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     }))
 }
 
-fn spared_magazines(search: &mut BlockSearch<'_>, _: &Request) -> Made {
+fn spared_magazines(search: &mut BlockSearch<'_>, _: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     Ok(ready_if(search.spares_magazines && search.pool.drain_all()))
 }
 
-fn ready_if(is_any: bool) -> Step<HeapBlock> {
-    if is_any { Step::Short } else { Step::Skipped }
+fn ready_if(is_any: bool) -> Outcome<HeapBlock> {
+    if is_any { Outcome::Short } else { Outcome::Skipped }
 }
 
 /// Polls for completed work. If nothing new is complete, records markers in the streams whose memory the request
 /// could use, for the next poll.
-fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let (clocks, budget) = (pool.clocks(), pool.tuning.poll_budget);
     if budget.is_zero() || !pool.core().heap.has_pending_of_others(request) {
-        return Ok(Step::Skipped);
+        return Ok(Outcome::Skipped);
     }
     // A host request has no stream whose memory it could use, and new driver memory is expensive. Markers recorded before the poll detect
     // idle memory immediately.
@@ -193,10 +191,10 @@ fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     }
     if clocks.poll(budget)? {
         pool.core().heap.settle(clocks);
-        return Ok(Step::Short);
+        return Ok(Outcome::Short);
     }
     mark_pending(pool, request)?;
-    Ok(Step::Skipped)
+    Ok(Outcome::Skipped)
 }
 
 fn mark_pending(pool: &CachingPool, request: &Request) -> Result<(), PoolError> {
@@ -208,7 +206,10 @@ fn mark_pending(pool: &CachingPool, request: &Request) -> Result<(), PoolError> 
     Ok(())
 }
 
-fn growth_to_target(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn growth_to_target(
+    search: &mut BlockSearch<'_>,
+    request: &Request,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let most_bytes = {
         let heap = &pool.core().heap;
@@ -217,7 +218,7 @@ fn growth_to_target(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     grow(search, request, most_bytes)
 }
 
-fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
     let mut core = pool.core();
@@ -235,34 +236,34 @@ fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     unless_short(core.heap.take_recycled(request, clocks, &mut vmm))
 }
 
-fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     if !pool.tuning.inserted_waits {
-        return Ok(Step::Skipped);
+        return Ok(Outcome::Skipped);
     }
     let clocks = pool.clocks();
     let waits = pool.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
     for stamp in &waits {
         let is_new = !clocks.is_ordered(*stamp, request.stream);
         if !clocks.insert_wait(*stamp, request.stream)? {
-            return Ok(Step::Skipped);
+            return Ok(Outcome::Skipped);
         }
         pool.activity().inserted_wait_count.add(u64::from(is_new));
     }
-    Ok(if waits.is_empty() { Step::Skipped } else { Step::Short })
+    Ok(if waits.is_empty() { Outcome::Skipped } else { Outcome::Short })
 }
 
 /// The driver's plain free waits for the device without a deadline, so nothing is released while it is busy.
-fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     if !pool.core().heap.has_outgrown(request) || !pool.finish_for_exchange()? {
-        return Ok(Step::Skipped);
+        return Ok(Outcome::Skipped);
     }
     let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
     let mut core = pool.core();
     core.heap.settle(clocks);
     if let Some(block) = core.heap.take_ready(request, clocks) {
-        return Ok(Step::Found(block));
+        return Ok(Outcome::Found(block));
     }
     // A segment that the driver fails to release does not fail this request.
     let _ = core.heap.release_outgrown(request, clocks, &mut vmm);
@@ -271,29 +272,33 @@ fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Made {
     grow(search, request, limit_bytes)
 }
 
-fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let limit_bytes = pool.reservable_max_bytes(&pool.core().heap);
     match grow(search, request, limit_bytes)? {
-        Step::Skipped => {}
+        Outcome::Skipped => {}
         found => return Ok(found),
     }
     // Other pools or processes may use the memory that the limit allows.
-    let Ok(info) = pool.device.memory_info() else { return Ok(Step::Skipped) };
+    let Ok(info) = pool.device.memory_info() else { return Ok(Outcome::Skipped) };
     let most_bytes = pool.core().heap.reserved_bytes().saturating_add(info.free_bytes);
     if most_bytes >= limit_bytes {
-        return Ok(Step::Skipped);
+        return Ok(Outcome::Skipped);
     }
     let refusal = search.refusal.take();
     let made = grow(search, request, most_bytes)?;
-    if let Step::Skipped = made {
+    if let Outcome::Skipped = made {
         // The driver's lack of memory caused the second attempt, so its refusal is kept.
         search.refusal = search.refusal.or(refusal);
     }
     Ok(made)
 }
 
-fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64) -> Made {
+fn grow(
+    search: &mut BlockSearch<'_>,
+    request: &Request,
+    reserved_max_bytes: u64,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     let (pool, mut vmm) = (search.pool, search.pool.vmm());
     let grown = pool.core().heap.take_grown(request, pool.clocks(), &mut vmm, reserved_max_bytes);
     search.refusal = grown.err().map(Refusal::if_out_of_memory).transpose()?;
@@ -301,36 +306,36 @@ fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64
 }
 
 /// Skips a rung that runs out of memory without growing the heap: the request fails for another reason.
-fn unless_short(taken: Result<Option<HeapBlock>, Refusal>) -> Made {
+fn unless_short(taken: Result<Option<HeapBlock>, Refusal>) -> Result<Outcome<HeapBlock>, PoolError> {
     match taken {
         Ok(block) => Ok(made(block)),
-        Err(refusal) => refusal.if_out_of_memory().map(|_| Step::Skipped),
+        Err(refusal) => refusal.if_out_of_memory().map(|_| Outcome::Skipped),
     }
 }
 
-fn made(block: Option<HeapBlock>) -> Step<HeapBlock> {
-    block.map_or(Step::Skipped, Step::Found)
+fn made(block: Option<HeapBlock>) -> Outcome<HeapBlock> {
+    block.map_or(Outcome::Skipped, Outcome::Found)
 }
 
-fn leftover(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn leftover(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     Ok(made(is_small(request).then(|| pool.core().heap.take_leftover(request, pool.clocks())).flatten()))
 }
 
-fn host_wait(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn host_wait(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     pool.drain_all();
     let clocks = pool.clocks();
     let waits = pool.core().heap.blockers(request, clocks, |_| true);
     let deadline = deadline::until(pool.tuning.wait_deadline);
     if waits.is_empty() || !pool.activity().host_wait(|| clocks.wait_on_host(&waits, deadline))? {
-        return Ok(Step::Short);
+        return Ok(Outcome::Short);
     }
     pool.core().heap.settle(clocks);
-    Ok(Step::Short)
+    Ok(Outcome::Short)
 }
 
-fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Made {
+fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let is_idle = pool.wait_for_room()?;
     let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
@@ -342,10 +347,10 @@ fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Made {
     if is_idle || pool.releases_at_once() {
         let _ = core.heap.trim(0, clocks, &mut vmm);
     }
-    Ok(Step::Short)
+    Ok(Outcome::Short)
 }
 
-fn glued(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+fn glued(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let (clocks, mut vmm, mut core) = (pool.clocks(), pool.vmm(), pool.core());
     let most_bytes = pool.reservable_max_bytes(&core.heap);

@@ -1,6 +1,6 @@
 //! The driver calls for physical memory and addresses.
 
-use super::access::{Access, Memory};
+use super::access::{Memory, MemoryAccess};
 use crate::backend::plain;
 use crate::device::{Handle, Object, Owned};
 use crate::error::Refusal;
@@ -11,11 +11,11 @@ use gpumem_sys::{Driver, DriverError};
 /// The driver calls for one device, whose context is current.
 pub(super) struct Vmm<'a> {
     driver: &'a Driver,
-    access: &'a Access,
+    access: &'a MemoryAccess,
 }
 
 impl<'a> Vmm<'a> {
-    pub(super) fn new(driver: &'a Driver, access: &'a Access) -> Self {
+    pub(super) fn new(driver: &'a Driver, access: &'a MemoryAccess) -> Self {
         Self { driver, access }
     }
 

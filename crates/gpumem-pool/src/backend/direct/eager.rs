@@ -6,7 +6,7 @@
 //! synchronised with (seen on an H200 with CUDA 13.0). Queries and allocations therefore only check, once a
 //! millisecond, which streams have passed an event behind their frees. `release_budget` has no effect here.
 
-use super::{DirectBackend, DriverAllocator, Source};
+use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
 use crate::device::{MarkerEvent, PoolMaintenance, StreamIndex};
 use crate::limits::Trimmable;

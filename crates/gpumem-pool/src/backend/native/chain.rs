@@ -13,7 +13,7 @@
 //! With one driver pool and no raised limit, neither step happens: an allocation only takes an uncontended read lock.
 
 use super::driver_pool::{DriverPool, UNBOUNDED};
-use crate::backend::DriverPoolUsage;
+use crate::backend::figures::DriverPoolUsage;
 use crate::config::MemoryKind;
 use crate::device::{Device, PeerDevice};
 use crate::error::Verdict;

@@ -9,7 +9,7 @@
 
 use super::chain::Chain;
 use super::pending_frees::{PendingFree, PendingFrees};
-use crate::backend::FreeRequest;
+use crate::backend::allocation::FreeRequest;
 use crate::config::MemoryKind;
 use crate::device::{Device, Handle, Object, Owned, WeakDevice};
 use crate::figures::ActivityCounters;

@@ -1,7 +1,7 @@
 //! [`Ordered`]: frees of device memory, each in the order of a stream.
 
 use super::pending_frees::{PendingFree, PendingFrees};
-use crate::backend::FreeRequest;
+use crate::backend::allocation::FreeRequest;
 use crate::config::MemoryKind;
 use crate::device::{Device, MemoryRange, Order, Stamp, Stream, StreamId};
 use crate::error::PoolError;

@@ -1,6 +1,6 @@
 //! [`PendingFrees`]: memory of dropped blocks that is not yet back at the driver.
 
-use crate::backend::FreeRequest;
+use crate::backend::allocation::FreeRequest;
 use crate::config::MemoryKind;
 use crate::device::{Clocks, Device, HowFar, Order, Stamp};
 use core::sync::atomic::{AtomicBool, Ordering};

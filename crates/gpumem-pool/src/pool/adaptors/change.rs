@@ -1,8 +1,9 @@
 //! [`Change`]: a growable block grows or shrinks.
 
-use super::{PoolId, Stack};
+use crate::config::PoolId;
 use crate::device::{Device, StreamId};
 use crate::error::PoolError;
+use crate::pool::hub::Hub;
 use core::fmt;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ pub struct Change<'a> {
     from_bytes: u64,
     to_bytes: u64,
     subject: &'a Subject<'a>,
-    stack: &'a Stack,
+    hub: &'a Hub,
     is_undone: bool,
 }
 
@@ -73,19 +74,19 @@ impl<'a> Change<'a> {
     /// Returns the identifier of the block's pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.stack.id()
+        self.hub.id()
     }
 
     /// Returns the name of the block's pool ([`Pool::name`](crate::Pool::name)).
     #[must_use]
     pub fn pool_name(&self) -> Arc<str> {
-        self.stack.pool_name()
+        Arc::clone(self.hub.name().shared())
     }
 
     /// Returns the block's tag: the name of the scope that the block was created in.
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
-        self.stack.names().get(self.subject.tag)
+        self.hub.tags().names().get(self.subject.tag)
     }
 
     /// Returns the number of the block's tag; 0 means no tag.
@@ -99,8 +100,8 @@ impl<'a> Change<'a> {
         PoolError::Refused { adaptor, requested_bytes, reason: reason.into(), origin: None }
     }
 
-    pub(super) fn new(subject: &'a Subject<'a>, stack: &'a Stack, from_bytes: u64, to_bytes: u64) -> Self {
-        Self { from_bytes, to_bytes, subject, stack, is_undone: false }
+    pub(super) fn new(subject: &'a Subject<'a>, hub: &'a Hub, from_bytes: u64, to_bytes: u64) -> Self {
+        Self { from_bytes, to_bytes, subject, hub, is_undone: false }
     }
 
     /// Returns the opposite change.

@@ -1,9 +1,9 @@
 //! [`Request`]: the parameters of an allocation that passes through the adaptors.
 
-use super::stack::Call;
-use super::{Figures, PoolId};
-use crate::config::{ALIGNMENT_MIN, BackendKind};
+use super::settings::Figures;
+use crate::config::{ALIGNMENT_MIN, BackendKind, PoolId};
 use crate::device::{Device, Stream};
+use crate::pool::hub::Hub;
 use core::fmt;
 use std::sync::Arc;
 
@@ -12,7 +12,14 @@ use std::sync::Arc;
 pub struct Request<'a> {
     size_bytes: u64,
     alignment: u64,
-    call: &'a Call<'a>,
+    origin: &'a RequestedFrom<'a>,
+}
+
+/// The pool, the stream and the tag of a request.
+pub(super) struct RequestedFrom<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) stream: &'a Stream,
+    pub(super) tag: u16,
 }
 
 impl<'a> Request<'a> {
@@ -31,49 +38,49 @@ impl<'a> Request<'a> {
     /// Returns the stream whose work may use the memory.
     #[must_use]
     pub fn stream(&self) -> &'a Stream {
-        self.call.stream
+        self.origin.stream
     }
 
     /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
-        self.call.stream.device()
+        self.origin.stream.device()
     }
 
     /// Returns the identifier of the pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.call.stack.id()
+        self.origin.hub.id()
     }
 
     /// Returns the name of the pool ([`Pool::name`](crate::Pool::name)).
     #[must_use]
     pub fn pool_name(&self) -> Arc<str> {
-        self.call.stack.pool_name()
+        Arc::clone(self.origin.hub.name().shared())
     }
 
     /// Returns the request's tag: the name of the current scope ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
-        self.call.stack.names().get(self.call.tag)
+        self.origin.hub.tags().names().get(self.origin.tag)
     }
 
     /// Returns the number of the request's tag; 0 means no tag.
     pub(crate) fn tag_number(&self) -> u16 {
-        self.call.tag
+        self.origin.tag
     }
 
     /// Returns the bytes that the pool and its private pools count against its limit, if those are the reserved memory: if they have not
     /// changed, neither has the reserved memory.
     #[inline]
     pub(crate) fn held_bytes(&self) -> Option<u64> {
-        let pool = &self.call.pool;
-        (pool.backend().kind() == BackendKind::Caching).then(|| pool.limits().node().held_bytes())
+        let hub = self.origin.hub;
+        (hub.backend().kind() == BackendKind::Caching).then(|| hub.limits().node().held_bytes())
     }
 
     /// Returns the figures of the pool.
     pub(crate) fn figures(&self) -> Option<Figures> {
-        Figures::of(self.call.pool.backend())
+        Figures::of(self.origin.hub.backend())
     }
 
     /// Returns this request with another size. A size of zero becomes one byte.
@@ -89,8 +96,8 @@ impl<'a> Request<'a> {
     }
 
     #[inline]
-    pub(super) fn new(size_bytes: u64, alignment: u64, call: &'a Call<'a>) -> Self {
-        Self { size_bytes, alignment: alignment.max(ALIGNMENT_MIN), call }
+    pub(super) fn new(size_bytes: u64, alignment: u64, origin: &'a RequestedFrom<'a>) -> Self {
+        Self { size_bytes, alignment: alignment.max(ALIGNMENT_MIN), origin }
     }
 }
 

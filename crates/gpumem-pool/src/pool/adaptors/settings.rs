@@ -1,9 +1,9 @@
 //! [`PoolSettings`]: the settings of a pool, and [`Gauge`]: its current memory, both for its record in a trace.
 
-use crate::backend::Source;
+use crate::backend::{Backend, Source};
 use crate::config::{BackendKind, MemoryKind, Options};
-use crate::limits::Limits;
-use crate::pool::Setup;
+use crate::pool::hub::Hub;
+use crate::pool::listing::Listing;
 use std::sync::{Arc, Weak};
 
 /// The settings of a pool.
@@ -33,16 +33,16 @@ pub struct PoolSettings {
 }
 
 impl PoolSettings {
-    pub(crate) fn new(setup: &Setup, backend: &dyn Source, limits: &Limits) -> Self {
-        let Setup { name, device, config, parent, .. } = setup;
+    pub(crate) fn new(hub: &Hub) -> Self {
+        let (name, device, config, limits) = (hub.name(), hub.device(), hub.config(), hub.limits());
         Self {
             pool: name.id().number() as u32,
-            parent: parent.as_ref().map(|parent| parent.name().id().number() as u32),
+            parent: limits.node().parent().map(|parent| parent.name().id().number() as u32),
             name: name.as_str().into(),
             device: device.name().into(),
             device_ordinal: device.ordinal(),
             device_bytes: device.total_bytes(),
-            backend: backend.kind(),
+            backend: hub.backend().kind(),
             kind: config.kind,
             hard_limit_bytes: limits.hard_bytes(),
             conf: Options { flight_recorder: None, ..config.given.clone() }.text(),
@@ -52,7 +52,7 @@ impl PoolSettings {
 
 /// The memory of a pool, while it exists.
 #[derive(Clone, Default)]
-pub(crate) struct Gauge(Option<Weak<dyn Source>>);
+pub(crate) struct Gauge(Option<Weak<Listing>>);
 
 /// The figures of a pool at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,18 +64,18 @@ pub(crate) struct Figures {
 }
 
 impl Gauge {
-    pub(crate) fn new(backend: &Arc<dyn Source>) -> Self {
-        Self(Some(Arc::downgrade(backend)))
+    pub(crate) fn new(listing: &Arc<Listing>) -> Self {
+        Self(Some(Arc::downgrade(listing)))
     }
 
     /// `None` if the pool is gone, or if the driver cannot be queried.
     pub(crate) fn read(&self) -> Option<Figures> {
-        Figures::of(&*self.0.as_ref()?.upgrade()?)
+        Figures::of(self.0.as_ref()?.upgrade()?.backend())
     }
 }
 
 impl Figures {
-    pub(crate) fn of(backend: &dyn Source) -> Option<Self> {
+    pub(crate) fn of(backend: &Backend) -> Option<Self> {
         let (reserved, counts) = (backend.reserved().ok()?, backend.counts());
         let own = (counts.in_use_bytes, counts.in_use_peak_bytes);
         let (reserved_bytes, reserved_peak_bytes) =

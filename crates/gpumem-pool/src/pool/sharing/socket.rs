@@ -1,4 +1,4 @@
-//! [`Block::send`] and [`ImportedBlock::receive`]: an exported block in one call over a Unix socket.
+//! [`Block::send`](crate::Block::send) and [`ImportedBlock::receive`]: an exported block in one call over a Unix socket.
 //!
 //! A message is a header and a table. The header has a mark, the number of handles, and the position of the block in them; the table has
 //! the size of each handle. All numbers have 8 bytes, little-endian. The descriptors are sent with the table, up to [`DESCRIPTORS_MAX`]
@@ -11,7 +11,6 @@
 use super::{ExportedBlock, ExportedHandle, ImportedBlock};
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::pool::Block;
 use core::mem::MaybeUninit;
 use gpumem_sys::text::{Shown, debug_is_display};
 use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
@@ -91,46 +90,8 @@ impl SocketError {
 
 debug_is_display!(SocketError);
 
-impl Block {
-    /// Exports the block ([`Block::export`]) and sends it to the process at the other end of a socket, which calls
-    /// [`ImportedBlock::receive`]. Returns once the message is in the socket.
-    ///
-    /// The message carries the memory, not the order of work: synchronize with the work that writes the block before
-    /// this call, and keep the block until the other process is done with it.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, ImportedBlock, Pool, Stream};
-    /// use gpumem_sim::SimConfig;
-    /// use std::os::unix::net::UnixStream;
-    ///
-    /// # #[cfg(feature = "backend-caching")] {
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).conf("backend:caching, exportable:true")?.build()?;
-    /// let block = pool.alloc_zeroed(3 << 20, &Stream::new(&device)?)?;
-    /// device.synchronize()?;
-    ///
-    /// let (here, there) = UnixStream::pair()?; // or `UnixStream::connect`, and `UnixListener` in the other process
-    /// block.send(&here)?;
-    /// let imported = ImportedBlock::receive(&device, &there)?;
-    /// assert_eq!(imported.size_bytes(), 3 << 20);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`SocketError::Pool`] with the errors of [`Block::export`], such as [`PoolError::Unsupported`].
-    /// - [`SocketError::Closed`] if the other end was closed.
-    /// - [`SocketError::TooManyHandles`] for a block of more than a million handles.
-    /// - [`SocketError::Io`] if a system call fails.
-    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
-    pub fn send(&self, socket: &UnixStream) -> Result<(), SocketError> {
-        self.export()?.send(socket)
-    }
-}
-
 impl ImportedBlock {
-    /// Receives a block that another process sends with [`Block::send`], and maps it ([`ImportedBlock::new`]). Waits for the
+    /// Receives a block that another process sends with [`Block::send`](crate::Block::send), and maps it ([`ImportedBlock::new`]). Waits for the
     /// message. The socket must block.
     ///
     /// The sender must be trusted like any code that writes the block's memory, but its message need not be: an invalid message is an
@@ -151,12 +112,12 @@ impl ImportedBlock {
 }
 
 impl ExportedBlock {
-    /// Sends the exported block over a socket; see [`Block::send`]. The descriptors stay open here until this value is
+    /// Sends the exported block over a socket; see [`Block::send`](crate::Block::send). The descriptors stay open here until this value is
     /// dropped.
     ///
     /// # Errors
     ///
-    /// [`SocketError::Closed`], [`SocketError::TooManyHandles`] and [`SocketError::Io`]; see [`Block::send`].
+    /// [`SocketError::Closed`], [`SocketError::TooManyHandles`] and [`SocketError::Io`]; see [`Block::send`](crate::Block::send).
     #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
     pub fn send(&self, socket: &UnixStream) -> Result<(), SocketError> {
         let count = check_count(self.handles.len() as u64)?;

@@ -3,7 +3,9 @@
 
 use super::orphaned_heap::leave;
 use super::probe;
-use crate::backend::{BackendSetup, caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
+use crate::backend::caching::access::{Memory, MemoryAccess};
+use crate::backend::caching::vmm::Vmm;
+use crate::backend::source::BackendSetup;
 use crate::config::{BackendKind, HandleUse, MemoryKind};
 use crate::device::{Device, PeerDevice};
 use crate::error::{PoolError, Unsupported, Verdict};
@@ -75,7 +77,7 @@ fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, Poo
             return Ok(Err(format!("{device} {lack}")));
         }
     }
-    let access = Access::new(Memory::Virtual, setup);
+    let access = MemoryAccess::new(Memory::Virtual, setup);
     if let Some(refusal) = probe::refusal(device, &access)? {
         let of_cards = if handle_use.rdma { " for network cards (rdma:true)" } else { "" };
         return Ok(Err(format!("{device} refuses virtual memory{of_cards} ({refusal})")));
@@ -115,7 +117,7 @@ fn not_exported(lack: &str) -> PoolError {
     PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Caching, reason })
 }
 
-fn reserve_ranges(device: &Device, access: &Access, vmm: &Vmm<'_>) -> Result<Ranges, DriverError> {
+fn reserve_ranges(device: &Device, access: &MemoryAccess, vmm: &Vmm<'_>) -> Result<Ranges, DriverError> {
     let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
     let small = reserve_range(vmm, unit_bytes, SMALL_TIMES)?;
     let large = reserve_range(vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {

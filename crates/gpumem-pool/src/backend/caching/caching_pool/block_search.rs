@@ -1,8 +1,9 @@
 //! [`BlockSearch`]: a requested block, from the search of ready memory to the allocation. Its rungs are in `rungs`.
 
 use super::{CachingPool, Core, OwnerGuard, Retention, SizeStep, SpinMutexGuard, cache, of_class, of_heap};
+use crate::backend::allocation::Allocation;
 use crate::backend::caching::access::Memory;
-use crate::backend::{Allocation, Counts};
+use crate::backend::figures::Counts;
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{Stream, StreamIndex};
 use crate::error::Refusal;

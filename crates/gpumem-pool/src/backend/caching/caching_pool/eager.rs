@@ -1,9 +1,10 @@
 //! Eager release: unused memory returns to the driver in small steps, before memory is short.
 
 use super::CachingPool;
-use crate::backend::Source;
+use crate::config::MemoryKind;
 use crate::device::PoolMaintenance;
 use crate::error::PoolError;
+use crate::limits::Trimmable;
 use core::time::Duration;
 use std::time::Instant;
 
@@ -43,7 +44,31 @@ impl CachingPool {
     }
 }
 
-// A later call retries failed releases. The user's next call reports a failure.
+impl Trimmable for CachingPool {
+    fn before_giving(&self) {
+        self.drain_all();
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.access.admission().kind()
+    }
+
+    fn give_back_all(&self, is_idle: bool) {
+        if is_idle || self.releases_at_once() {
+            // A failure leaves the memory reserved.
+            let _ = self.trim(0);
+        }
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        match self.access.admission().kind() {
+            MemoryKind::Device => self.reserved_bytes().saturating_sub(self.counts().in_use_bytes),
+            _ => 0,
+        }
+    }
+}
+
+/// A later call retries failed releases. The user's next call reports a failure.
 impl PoolMaintenance for CachingPool {
     fn before_wait(&self) {
         // Drained blocks that are still pending are ready in the heap at the end of the wait.

@@ -1,8 +1,8 @@
 //! The slow path of a free, behind [`Source::free`](crate::backend::Source::free).
 
 use super::CachingPool;
+use crate::backend::allocation::{Allocation, FreeRequest};
 use crate::backend::caching::{block_of, step_of};
-use crate::backend::{Allocation, FreeRequest};
 use crate::device::{Stamp, StreamId};
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;

@@ -3,7 +3,7 @@
 //! A device may report support for virtual memory, or for memory of network cards, and still refuse a call. So a smallest handle with
 //! exactly the properties that the pool needs is created, mapped, opened and written. A success is remembered for the device.
 
-use crate::backend::caching::access::Access;
+use crate::backend::caching::access::MemoryAccess;
 use crate::backend::caching::vmm::Vmm;
 use crate::config::MemoryKind;
 use crate::device::{Device, Handle};
@@ -25,7 +25,7 @@ struct Mapped(AtomicU8);
 /// # Errors
 ///
 /// `PoolError::DeviceLost` or `PoolError::Driver` if the device is lost.
-pub(super) fn refusal(device: &Device, access: &Access) -> Result<Option<DriverError>, PoolError> {
+pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<DriverError>, PoolError> {
     let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use().bit());
     if mapped.0.load(Ordering::Relaxed) & use_bit != 0 {
         return Ok(None);

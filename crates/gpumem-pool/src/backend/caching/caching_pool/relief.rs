@@ -2,7 +2,8 @@
 
 use super::{CachingPool, Core};
 use crate::backend::caching::{access::Memory, extent::PAGE_BYTES};
-use crate::backend::{Counts, Shortage, Source};
+use crate::backend::figures::Counts;
+use crate::backend::search::Shortage;
 use crate::config::MemoryKind;
 use crate::device::{StreamIndex, deadline};
 use crate::error::{PoolError, Refusal, Sample};
@@ -166,30 +167,6 @@ impl CachingPool {
     /// Registers the pool for notifications of host waits.
     pub(super) fn register_for_waits(&self) {
         self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
-    }
-}
-
-impl Trimmable for CachingPool {
-    fn before_giving(&self) {
-        self.drain_all();
-    }
-
-    fn kind(&self) -> MemoryKind {
-        self.access.admission().kind()
-    }
-
-    fn give_back_all(&self, is_idle: bool) {
-        if is_idle || self.releases_at_once() {
-            // A failure leaves the memory reserved.
-            let _ = self.trim(0);
-        }
-    }
-
-    fn cached_bytes(&self) -> u64 {
-        match self.access.admission().kind() {
-            MemoryKind::Device => self.reserved_bytes().saturating_sub(self.counts().in_use_bytes),
-            _ => 0,
-        }
     }
 }
 

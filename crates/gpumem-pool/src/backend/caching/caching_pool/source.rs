@@ -3,13 +3,15 @@
 use super::CachingPool;
 use super::block_search::BlockSearch;
 #[cfg(unix)]
-use crate::backend::Underlying;
+use crate::backend::allocation::Underlying;
+use crate::backend::allocation::{Allocation, FreeOutcome, FreeRequest};
 use crate::backend::caching::access::{Memory, all_of, none_of};
 use crate::backend::caching::{of_class, put_back_small};
-use crate::backend::{
-    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Sleeping, Source, plain,
-};
-use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
+use crate::backend::figures::{Counts, Reserved};
+use crate::backend::plain;
+use crate::backend::search::Search;
+use crate::backend::source::Source;
+use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::{CaptureModeGuard, PeerDevice, Stamp, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use core::sync::atomic::Ordering;
@@ -18,25 +20,23 @@ use gpumem_heap::cache;
 use gpumem_heap::counters::Counters;
 #[cfg(unix)]
 use gpumem_heap::heap::BlockBacking;
+use std::sync::Arc;
 
-impl Source for CachingPool {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Caching
-    }
-
+impl Source for Arc<CachingPool> {
     /// For a small block, searches the thread's magazine and the depot, then the heap.
-    fn alloc<'a>(
-        &'a self,
+    fn alloc(
+        &self,
         size_bytes: u64,
         alignment: u64,
-        stream: &'a Stream,
-    ) -> Result<Answer<'a, Allocation>, PoolError> {
+        stream: &Stream,
+        climb: impl FnOnce(&mut dyn Search<Allocation>) -> Result<Allocation, PoolError>,
+    ) -> Result<Allocation, PoolError> {
         let mut search = BlockSearch::new(self, size_bytes, alignment, stream);
         let cached = search.class.and_then(|class| self.take_cached(class, size_bytes, stream));
-        Ok(match cached.or_else(|| search.take_ready()) {
-            Some(found) => Answer::Found(found),
-            None => Answer::Short(Box::new(search)),
-        })
+        match cached.or_else(|| search.take_ready()) {
+            Some(found) => Ok(found),
+            None => climb(&mut search),
+        }
     }
 
     fn alloc_ready(&self, size_bytes: u64, count_max: usize, stream: &Stream) -> Vec<Allocation> {
@@ -55,10 +55,6 @@ impl Source for CachingPool {
             (0..count).for_each(|_| self.thread_caches.count_out(stream.id().as_u64(), size_bytes));
         }
         blocks.into_iter().map(|block| of_class(class, block)).collect()
-    }
-
-    fn cache_key(&self) -> u64 {
-        self.cache_key
     }
 
     fn put_back(
@@ -89,16 +85,12 @@ impl Source for CachingPool {
         FreeOutcome { result: Ok(()), counted: self.count_in(freed) }
     }
 
-    fn reserve(&self, size_bytes: u64) -> Answer<'_, ()> {
-        Answer::Short(self.search_to_reserve(size_bytes))
-    }
-
-    fn growing(&self) -> Option<&dyn Growing> {
-        if self.access.memory() == Memory::Virtual { Some(self) } else { None }
-    }
-
-    fn sleeping(&self) -> Result<&dyn Sleeping, PoolError> {
-        self.as_sleeping()
+    fn reserve(
+        &self,
+        size_bytes: u64,
+        climb: impl FnOnce(&mut dyn Search<()>) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        self.reserve_ahead(size_bytes, climb)
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
@@ -113,14 +105,6 @@ impl Source for CachingPool {
         counters.block_count()
     }
 
-    fn counts_blocks(&self) -> bool {
-        true
-    }
-
-    fn keeps_memory(&self) -> bool {
-        true
-    }
-
     fn has_plain_segments(&self) -> bool {
         self.access.memory() == Memory::Segments(MemoryKind::Device)
     }
@@ -130,15 +114,7 @@ impl Source for CachingPool {
     }
 
     fn counts(&self) -> Counts {
-        let (sum, core) = (self.thread_caches.counters().shown(), self.core());
-        // While other threads allocate and free, the sums may include only part of their operations.
-        let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
-        Counts {
-            in_use_bytes,
-            in_use_peak_bytes: core.out_peak_bytes.max(in_use_bytes),
-            block_count: sum.block_count(),
-            allocation_count: sum.allocation_count(),
-        }
+        CachingPool::counts(self)
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
@@ -187,14 +163,8 @@ impl Source for CachingPool {
         Ok(())
     }
 
-    /// Trims without waiting for work: markers detect completed work. Plain segments are the exception, because the calls that release them
-    /// wait for the device.
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
-        self.drain_all();
-        let _entered = self.device.enter_relaxed()?;
-        let pending = self.core().pending_streams();
-        self.poll_with_markers(pending)?;
-        Ok(self.trim(keep_bytes)?)
+        CachingPool::trim_to(self, keep_bytes)
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {

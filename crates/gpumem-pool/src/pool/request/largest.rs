@@ -1,66 +1,43 @@
-//! [`Pool::alloc_up_to`]: the largest block of a range of sizes that the pool can provide.
+//! [`Pool::alloc_up_to`](crate::Pool::alloc_up_to): the largest block of a range of sizes that the pool can provide.
 //!
 //! The search begins at the end of the range. A refusal has figures, which bound the next size: the room below a limit, or the free memory.
 //! If memory is fragmented, that size is refused too, and the search halves the range between the smallest size and the smallest refused
 //! one. A block that is found on the way is dropped before a larger one is tried, because it is part of the memory.
 
+use super::{fast, report};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::Stream;
 use crate::error::{BadArgument, OutOfMemory, PoolError, RefusedBy, not_forked};
-use crate::pool::{Block, Pool};
+use crate::pool::block::Block;
+use crate::pool::state::StateRef;
 use core::ops::RangeInclusive;
 
-impl Pool {
-    /// Allocates the largest block of a range of sizes that the pool can provide; [`Block::size_bytes`] is the size. For
-    /// work that can be split to fit into memory, such as a batch or a workspace.
-    ///
-    /// The end of the range is tried first, with everything that [`Pool::alloc`] does to make room. If it is refused, the figures of the
-    /// refusal give the next size, which uses a limit or the free memory up to the last 256 bytes. If free memory is fragmented, the result
-    /// is within a 64th of the range of the largest size that fits. That takes at most a dozen requests. Their refusals count as one, and
-    /// only if no size of the range is available: then it is counted, observed
-    /// ([`PoolBuilder::on_out_of_memory`](crate::PoolBuilder::on_out_of_memory)), recorded in traces, and an event of `tracing`.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, Pool, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let (pool, stream) = (Pool::builder(&device).hard_limit(64 << 20).build()?, Stream::new(&device)?);
-    /// let weights = pool.alloc(40 << 20, &stream)?;
-    /// let workspace = pool.alloc_up_to(1 << 20..=1 << 30, &stream)?;
-    /// assert_eq!(workspace.size_bytes(), 24 << 20);
-    /// # drop(weights);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::BadArgument`] if the end of the range is below its start.
-    /// - [`PoolError::Capture`] if the stream captures: a graph would keep the memory of each size that is tried.
-    /// - All errors of [`Pool::alloc`] for the smallest size, such as [`PoolError::OutOfMemory`] and
-    ///   [`PoolError::LimitReached`].
-    pub fn alloc_up_to(&self, sizes: RangeInclusive<u64>, stream: &Stream) -> Result<Block, PoolError> {
-        not_forked()?;
-        let (min_bytes, max_bytes) = (*sizes.start(), *sizes.end());
-        if sizes.is_empty() {
-            return Err(PoolError::BadArgument(BadArgument::EmptyRange { min_bytes, max_bytes }));
-        }
-        stream.check_usable()?;
-        stream.check_runs("an allocation of the largest size")?;
-        let search = Search { pool: self, stream, min_bytes, refused_bytes: u64::MAX };
-        self.0.alloc_one_of(|| search.run(max_bytes))
+/// Allocates the largest block of a range of sizes.
+pub(crate) fn alloc_up_to(
+    state: StateRef,
+    sizes: RangeInclusive<u64>,
+    stream: &Stream,
+) -> Result<Block, PoolError> {
+    not_forked()?;
+    let (min_bytes, max_bytes) = (*sizes.start(), *sizes.end());
+    if sizes.is_empty() {
+        return Err(PoolError::BadArgument(BadArgument::EmptyRange { min_bytes, max_bytes }));
     }
+    stream.check_usable()?;
+    stream.check_runs("an allocation of the largest size")?;
+    let search = SizeSearch { state, stream, min_bytes, refused_bytes: u64::MAX };
+    report::alloc_one_of(&state, || search.run(max_bytes))
 }
 
-struct Search<'a> {
-    pool: &'a Pool,
+struct SizeSearch<'a> {
+    state: StateRef,
     stream: &'a Stream,
     min_bytes: u64,
     /// The smallest size that was refused.
     refused_bytes: u64,
 }
 
-impl Search<'_> {
+impl SizeSearch<'_> {
     fn run(mut self, max_bytes: u64) -> Result<Block, PoolError> {
         let mut size_bytes = max_bytes;
         for _ in 0..FIGURES_MAX {
@@ -77,7 +54,7 @@ impl Search<'_> {
         self.halve()
     }
 
-    /// Searches between the smallest size and the smallest refused one.
+    /// SizeSearches between the smallest size and the smallest refused one.
     fn halve(mut self) -> Result<Block, PoolError> {
         let (mut least_bytes, mut found) = (self.min_bytes, None);
         let step_bytes = ((self.refused_bytes - least_bytes) / STEP_COUNT).max(ALIGNMENT_MIN);
@@ -93,13 +70,15 @@ impl Search<'_> {
         match found {
             Some(block) => Ok(block),
             // Another thread may have taken the memory of a block that was found and dropped.
-            None => self.attempt(least_bytes)?.or_else(|_| self.pool.alloc(self.min_bytes, self.stream)),
+            None => self
+                .attempt(least_bytes)?
+                .or_else(|_| fast::alloc(self.state, self.min_bytes, ALIGNMENT_MIN, self.stream)),
         }
     }
 
     /// One request. The inner error is a refusal of this size; the outer one ends the search.
     fn attempt(&mut self, size_bytes: u64) -> Result<Result<Block, PoolError>, PoolError> {
-        match self.pool.alloc(size_bytes, self.stream) {
+        match fast::alloc(self.state, size_bytes, ALIGNMENT_MIN, self.stream) {
             Ok(block) => Ok(Ok(block)),
             Err(error) if error.is_out_of_memory() && size_bytes > self.min_bytes => {
                 self.refused_bytes = self.refused_bytes.min(size_bytes);

@@ -1,0 +1,103 @@
+//! Stands for `caching` where it is not built in: caches that are never found, and a pool without values.
+
+use super::allocation::Allocation;
+use super::search::Search;
+use super::sleeping::{Keep, Slept, Woken};
+use crate::device::{Stamp, StreamId};
+use crate::error::PoolError;
+use core::ops::Range;
+use gpumem_sys::types::CUdeviceptr;
+
+/// The pool of `caching`: there is none.
+pub(crate) enum CachingPool {}
+
+#[allow(clippy::unused_self, reason = "they have the parameters of the pool that is built in")]
+impl CachingPool {
+    pub(crate) fn add(&self, _max_bytes: u64) -> Result<(u64, CUdeviceptr), PoolError> {
+        match *self {}
+    }
+
+    pub(crate) fn grow_to(
+        &self,
+        _id: u64,
+        _size_bytes: u64,
+        _climb: impl FnOnce(&mut dyn Search<()>) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        match *self {}
+    }
+
+    pub(crate) fn shrink_to(&self, _id: u64, _size_bytes: u64, _uses: &[Stamp]) -> Result<(), PoolError> {
+        match *self {}
+    }
+
+    pub(crate) fn remove(&self, _id: u64, _uses: &[Stamp]) {
+        match *self {}
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<Range<u64>> {
+        match *self {}
+    }
+
+    pub(crate) fn prepare_sleep(&self) {
+        match *self {}
+    }
+
+    pub(crate) fn sleep(&self, _keep: Keep) -> Result<Slept, PoolError> {
+        match *self {}
+    }
+
+    pub(crate) fn wake(
+        &self,
+        _climb: impl FnOnce(&mut dyn Search<Woken>) -> Result<Woken, PoolError>,
+    ) -> Result<Woken, PoolError> {
+        match *self {}
+    }
+
+    pub(crate) fn is_asleep(&self) -> bool {
+        match *self {}
+    }
+}
+
+/// An allocation from the calling thread's cache; `None` on a miss. A stream that the thread has not yet used with this pool
+/// always misses.
+#[inline(always)]
+pub(crate) fn hit(_cache_key: u64, _size_bytes: u64, _fast_path_id: u64) -> Option<Allocation> {
+    None
+}
+
+/// A free into the calling thread's cache, for a small block that only the owner stream has used. Returns false if the
+/// cache has no room. Once this returns true, the pool may be gone.
+#[inline(always)]
+pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, _: StreamId) -> bool {
+    false
+}
+
+/// The calling thread's cache for a stream: none.
+#[derive(Clone, Copy)]
+pub(crate) enum FoundCache {}
+
+/// The calling thread's cache for a block that may have a tag: none.
+#[inline(always)]
+pub(crate) fn find_for_tagged(_cache_key: u64, _: &Allocation, _: StreamId) -> Option<FoundCache> {
+    None
+}
+
+/// Like [`put_back_small`], into a cache that [`find_for_tagged`] has found.
+///
+/// # Safety
+///
+/// No requirements: there is no such cache.
+#[allow(unsafe_code, reason = "it has the contract of the function for caches")]
+pub(crate) unsafe fn put_back_found(cache: FoundCache, _: &Allocation, _size_bytes: u64) -> bool {
+    match cache {}
+}
+
+/// The stream of a cache.
+///
+/// # Safety
+///
+/// No requirements: there is no such cache.
+#[allow(unsafe_code, reason = "it has the contract of the function for caches")]
+pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {
+    match cache {}
+}

@@ -1,0 +1,308 @@
+//! [`Hub`]: the part of a pool that serves requests: its device, backend, limits and counters. It knows neither blocks nor adaptors.
+
+use crate::backend::{self, Backend, BackendSetup, NO_CACHE, Source};
+use crate::config::{Config, PoolId, PoolName};
+use crate::device::{Clocks, Device, Stream};
+use crate::error::{PoolError, PoolUsage, RESET, not_forked};
+use crate::figures::ActivityCounters;
+use crate::limits::{LimitNode, Limits};
+use crate::pool::listing::Listing;
+use crate::pool::observer::{Observer, Witness};
+use crate::pool::sleep_state::SleepState;
+use crate::stats::Tags;
+use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::sync::Lifetime;
+use gpumem_sys::fork;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The values that a pool is built from, besides its adaptors. The pool keeps it for its lifetime.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) name: PoolName,
+    pub(crate) device: Device,
+    pub(crate) config: Config,
+    pub(crate) peers: Vec<Device>,
+    /// The limit of a parent pool, which this pool's memory also counts against.
+    pub(crate) parent: Option<Arc<LimitNode>>,
+    pub(crate) observer: Option<Observer>,
+    /// The flight recorder.
+    pub(crate) witness: Option<Arc<dyn Witness>>,
+}
+
+/// All that a pool's requests need. The requests of blocks and adaptors end here.
+pub(crate) struct Hub {
+    setup: Setup,
+    /// The clocks of the device.
+    clocks: Arc<Clocks>,
+    /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, while the
+    /// pool sleeps, or after a failure.
+    cache_key: AtomicU64,
+    /// The key of the backend's thread caches, which adaptors get their memory from.
+    backend_cache_key: u64,
+    /// The entry of the pool in the list of its device.
+    listing: Arc<Listing>,
+    /// True if the host may use the memory, as the device reports.
+    is_for_host: bool,
+    backend: Backend,
+    limits: Limits,
+    tags: Tags,
+    activity: Arc<ActivityCounters>,
+    /// The recorders among the adaptors, which see the refusals that end a request.
+    witnesses: Mutex<Vec<Arc<dyn Witness>>>,
+    poison: OnceLock<PoolError>,
+    sleep_state: SleepState,
+    lifetime: Lifetime,
+}
+
+impl Hub {
+    /// Opens the backend. The hub has one handle, and its requests take the fast path.
+    pub(crate) fn open(setup: Setup, is_for_host: bool) -> Result<Self, PoolError> {
+        let Setup { ref name, ref device, ref config, ref parent, .. } = setup;
+        let (kind, total_bytes) = (config.kind, device.total_bytes());
+        let free_bytes = || Ok(device.memory_info()?.free_bytes);
+        let soft_limit_bytes = Limits::resolve(config.soft_limit, kind, total_bytes, free_bytes)?;
+        let hard_limit_bytes = Limits::resolve_hard(name, config.hard_limit, kind, total_bytes, free_bytes)?;
+        let node = LimitNode::new(name.clone(), hard_limit_bytes, parent.clone());
+        let limits = Limits::new(node, soft_limit_bytes);
+        let (tags, activity) = (Tags::new(), Arc::<ActivityCounters>::default());
+        let backend = backend::open(BackendSetup {
+            device,
+            config,
+            limits: &limits,
+            tags: tags.counters(),
+            activity: &activity,
+        })?;
+        Ok(Self {
+            clocks: Arc::clone(device.clocks()),
+            cache_key: AtomicU64::new(backend.cache_key()),
+            backend_cache_key: backend.cache_key(),
+            listing: Listing::new(device, kind, &backend, &limits),
+            is_for_host,
+            backend,
+            limits,
+            tags,
+            activity,
+            witnesses: Mutex::default(),
+            poison: OnceLock::new(),
+            sleep_state: SleepState::default(),
+            lifetime: Lifetime::new(),
+            setup,
+        })
+    }
+
+    /// The values that the pool was built from, besides its adaptors.
+    pub(crate) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.setup.device
+    }
+
+    #[inline]
+    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
+        &self.clocks
+    }
+
+    pub(crate) fn name(&self) -> &PoolName {
+        &self.setup.name
+    }
+
+    pub(crate) fn id(&self) -> PoolId {
+        self.name().id()
+    }
+
+    pub(crate) fn listing(&self) -> &Arc<Listing> {
+        &self.listing
+    }
+
+    #[inline]
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.setup.config
+    }
+
+    /// True if the host may use the memory.
+    pub(crate) fn is_for_host(&self) -> bool {
+        self.is_for_host
+    }
+
+    #[inline]
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
+    /// The counters of the pool's activity since it was built.
+    pub(crate) fn activity(&self) -> &ActivityCounters {
+        &self.activity
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    #[inline]
+    pub(crate) fn lifetime(&self) -> &Lifetime {
+        &self.lifetime
+    }
+
+    pub(crate) fn sleep_state(&self) -> &SleepState {
+        &self.sleep_state
+    }
+
+    /// Adds a recorder of refusals.
+    pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
+        self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).push(witness);
+    }
+
+    /// All recorders of refusals: those among the adaptors, and the flight recorder.
+    pub(crate) fn witnesses(&self) -> Vec<Arc<dyn Witness>> {
+        let mut all = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        all.extend(self.setup.witness.clone());
+        all
+    }
+
+    /// True if the soft limit is above the hard limit, which then also bounds the cached memory.
+    pub(crate) fn is_soft_limit_idle(&self) -> bool {
+        match (self.limits.hard_bytes(), self.limits.soft_bytes()) {
+            (Some(hard), Some(soft)) => soft > hard && self.backend.is_bounded_by(soft),
+            _ => false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn poison(&self) -> Option<&PoolError> {
+        self.poison.get()
+    }
+
+    /// Makes the pool refuse all further requests. The first reason stays.
+    pub(crate) fn set_poison(&self, poison: PoolError) {
+        let _first_counts = self.poison.set(poison);
+        self.take_cache_key();
+    }
+
+    /// Makes every allocation and every free take the slow path.
+    pub(crate) fn take_cache_key(&self) {
+        self.cache_key.store(NO_CACHE, Ordering::SeqCst);
+    }
+
+    /// Ends [`Hub::take_cache_key`], in a pool without adaptors.
+    pub(crate) fn give_cache_key(&self) {
+        self.cache_key.store(self.backend_cache_key, Ordering::SeqCst);
+    }
+
+    /// The key of the backend's thread caches.
+    #[inline]
+    pub(crate) fn backend_cache_key(&self) -> u64 {
+        self.backend_cache_key
+    }
+
+    /// Returns the cache key for the fast path, or `None` while the slow path must run first.
+    #[inline(always)]
+    pub(crate) fn fast_path_key(&self) -> Option<u64> {
+        if self.clocks.captures().slow_path().is_none() {
+            Some(self.cache_key.load(Ordering::Relaxed))
+        } else {
+            None
+        }
+    }
+
+    /// True if a capture may be active, so that each stream's capture state must be queried first.
+    #[inline]
+    pub(crate) fn has_captures(&self) -> bool {
+        self.clocks.captures().is_open()
+    }
+
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
+        not_forked()?;
+        match (self.poison.get(), self.setup.device.primary().lost()) {
+            (None, None) => Ok(()),
+            (Some(poison), _) => Err(poison.clone()),
+            (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),
+        }
+    }
+
+    /// Refuses requests while the pool sleeps.
+    #[inline]
+    pub(crate) fn check_awake(&self) -> Result<(), PoolError> {
+        if self.sleep_state.is_awake() {
+            Ok(())
+        } else {
+            Err(PoolError::Asleep { pool: self.name().as_str().into() })
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
+        stream.check_usable()?;
+        if *stream.device() == self.setup.device {
+            Ok(())
+        } else {
+            Err(self.setup.device.mismatch(stream.device()))
+        }
+    }
+
+    /// True if a request needs no checks besides the adaptors.
+    #[inline]
+    pub(crate) fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
+        // A lost device sets the slow-path flag.
+        self.clocks.captures().slow_path().is_none()
+            && !fork::is_child()
+            && self.poison.get().is_none()
+            && stream.is_owned()
+            && *stream.device() == self.setup.device
+    }
+
+    /// Records that the device was reset, if an error may come from that: later requests do not take the fast path.
+    pub(crate) fn noting<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
+        result.inspect_err(|error| {
+            if matches!(error, PoolError::DeviceLost(cause) if cause.code() == RESET) {
+                self.setup.device.find_reset();
+            }
+        })
+    }
+
+    /// Handles a call that names a stream and takes the slow path. Marks the stream now if it can be marked only in
+    /// such calls, and if other streams want its memory or may soon.
+    pub(crate) fn name_stream(&self, stream: &Stream, size_bytes: u64) {
+        if self.is_mark_due(size_bytes, stream) { stream.mark_named() } else { stream.note_named() }
+    }
+
+    /// True if a call that names `stream` must mark it, after `size_bytes` more: an eighth of the pool may be used between two markers.
+    pub(crate) fn is_mark_due(&self, size_bytes: u64, stream: &Stream) -> bool {
+        stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)
+    }
+
+    /// Returns the reserved bytes. For a backend that reserves only its blocks, these are the bytes in use.
+    pub(crate) fn reserved_bytes(&self) -> Result<u64, PoolError> {
+        let reserved = self.backend.reserved()?;
+        Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
+    }
+
+    /// The private pools of the pool `id`, recursively.
+    pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
+        self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
+    }
+
+    /// The parts and private pools of this pool, recursively.
+    pub(crate) fn family(&self) -> Vec<Arc<Listing>> {
+        self.descendants_of(self.id())
+    }
+
+    /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
+    fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
+        let mut family = vec![id];
+        let mut pools = self.setup.device.listed_pools();
+        pools.retain(|pool| {
+            let (id, parent) = pool.lineage();
+            let is_in = parent.is_some_and(|parent| family.contains(&parent));
+            family.extend(is_in.then_some(id));
+            is_in
+        });
+        pools
+    }
+}

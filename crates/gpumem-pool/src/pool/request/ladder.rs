@@ -1,0 +1,288 @@
+//! The ladder: makes room for a request that found no free memory, until it succeeds or nothing is left to try. This is the
+//! only loop that repeats a request.
+//!
+//! A pass climbs the rungs of the backend, the cheapest first; its search lists them (`backend/caching/rungs`, `backend/caching/caching_pool/growing`,
+//! `backend/direct`). After them come rungs outside the pool, each followed by a new pass:
+//!
+//! | rung | when | cost |
+//! | --- | --- | --- |
+//! | registered reclaim callbacks: purge, then release | always | their cached memory |
+//! | other pools of the device | unless this pool's own limit or a budget refused | their caches, and a wait for the device |
+//!
+//! Only memory that helps the requested kind takes part: device memory and unified memory help each other, pinned memory helps
+//! pinned memory. No lock is held during callbacks. All waits of a request share one deadline.
+
+use super::report::{self, OTHERS_TRIMMED};
+use crate::backend::{Outcome, Search, Shortage, Source};
+use crate::device::{CaptureModeGuard, deadline};
+use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
+use crate::figures::StepCounters;
+use crate::pool::events;
+use crate::pool::hub::Hub;
+use crate::reclaim::{OTHERS_TIME_MAX, Round};
+use std::time::Instant;
+
+/// A rung outside the pool.
+#[derive(Clone, Copy)]
+enum OutsideRung {
+    Callbacks(Round),
+    OtherPools,
+}
+
+const OUTSIDE: [(&str, OutsideRung); 3] = [
+    ("run reclaim callbacks (purge)", OutsideRung::Callbacks(Round::Purge)),
+    ("run reclaim callbacks (release)", OutsideRung::Callbacks(Round::Release)),
+    (OTHERS_TRIMMED, OutsideRung::OtherPools),
+];
+
+/// Climbs the ladder for a request, and returns what the request found.
+///
+/// # Errors
+///
+/// `PoolError::LimitReached` or `PoolError::OutOfMemory` with a report if no rung helps, or the search's own error. `PoolError::Driver`
+/// or `PoolError::DeviceLost` if a call fails for a reason other than a shortage of memory.
+#[cold]
+pub(crate) fn climb<T>(hub: &Hub, search: &mut dyn Search<T>) -> Result<T, PoolError> {
+    let _request = deadline::Request::begin();
+    let mut course = Course::default();
+    let found = climb_until_found(hub, search, &mut course);
+    hub.activity().add_steps(course.attempts.iter().map(|attempt| StepCounters {
+        name: attempt.name,
+        gained_bytes: attempt.gained_bytes,
+        served_count: u64::from(course.served_by == Some(attempt.name)),
+        took: attempt.took,
+    }));
+    events::steps(hub, &course.attempts, course.served_by);
+    match found? {
+        Outcome::Found(found) => Ok(found),
+        _ => Err(report::out_of_memory_error(hub, &search.shortage()?, course.attempts)),
+    }
+}
+
+/// Makes passes until the request finds memory, or no rung is left.
+fn climb_until_found<T>(
+    hub: &Hub,
+    search: &mut dyn Search<T>,
+    course: &mut Course,
+) -> Result<Outcome<T>, PoolError> {
+    let (mut outside, mut is_first) = (OUTSIDE.into_iter(), true);
+    loop {
+        if let found @ Outcome::Found(_) = climb_once(hub, search, is_first, course)? {
+            return Ok(found);
+        }
+        is_first = false;
+        // Memory that other threads held during the pass may be free now.
+        if search.may_repeat() && Instant::now() < deadline_of(hub) {
+            std::thread::yield_now();
+            continue;
+        }
+        if !outside.any(|(name, rung)| climb_outside(hub, search, name, rung, course)) {
+            return Ok(Outcome::Short);
+        }
+    }
+}
+
+/// One pass over the backend's rungs.
+fn climb_once<T>(
+    hub: &Hub,
+    search: &mut dyn Search<T>,
+    is_first: bool,
+    course: &mut Course,
+) -> Result<Outcome<T>, PoolError> {
+    if search.is_over_budget() {
+        return search.begin(is_first);
+    }
+    let _entered = hub.device().enter_relaxed()?;
+    if let found @ Outcome::Found(_) = search.begin(is_first)? {
+        return Ok(found);
+    }
+    let (mut start, mut free_bytes) = (Instant::now(), None);
+    for index in 0.. {
+        let Some(name) = search.rung(index) else { break };
+        let before_bytes = match free_bytes {
+            Some(free_bytes) => free_bytes,
+            None => search.free_bytes()?,
+        };
+        let now_bytes = match search.climb(index)? {
+            found @ Outcome::Found(_) => {
+                course.add(name, start, search.requested_bytes(), Vec::new());
+                course.served_by = Some(name);
+                return Ok(found);
+            }
+            Outcome::Short => search.free_bytes()?,
+            Outcome::Skipped => before_bytes,
+        };
+        free_bytes = Some(now_bytes);
+        start = course.add(name, start, gain(before_bytes, now_bytes), Vec::new());
+    }
+    Ok(Outcome::Short)
+}
+
+/// Makes room outside the pool. Returns true if the rung applies.
+fn climb_outside<T>(
+    hub: &Hub,
+    search: &dyn Search<T>,
+    name: &'static str,
+    rung: OutsideRung,
+    course: &mut Course,
+) -> bool {
+    let measure = || if search.is_over_budget() { 0 } else { room_bytes(hub) };
+    let (start, before_bytes) = (Instant::now(), measure());
+    let failures = match rung {
+        OutsideRung::Callbacks(round) => run_callbacks(hub, round, deadline_of(hub)),
+        OutsideRung::OtherPools => search.shortage().ok().and_then(|shortage| trim_others(hub, &shortage)),
+    };
+    let Some(failures) = failures else { return false };
+    course.add(name, start, gain(before_bytes, measure()), failures);
+    true
+}
+
+/// Repeats a request that a budget has refused, after each round of reclaim callbacks.
+///
+/// # Errors
+///
+/// The error of the last try: [`PoolError::Refused`] or [`PoolError::LimitReached`] of the budget, or the error of the inner
+/// request.
+#[cold]
+pub(crate) fn retry_over_budget<T>(
+    hub: &Hub,
+    error: PoolError,
+    request: impl FnMut() -> Result<T, PoolError>,
+) -> Result<T, PoolError> {
+    climb(hub, &mut OverBudget { error, request })
+}
+
+/// Runs all registered reclaim callbacks, regardless of what they release.
+pub(crate) fn run_all_callbacks(hub: &Hub) {
+    for round in [Round::Purge, Round::Release] {
+        // A callback that fails is treated like one that has nothing to release.
+        let _ = run_callbacks(hub, round, Instant::now() + OTHERS_TIME_MAX);
+    }
+}
+
+/// Runs the callbacks of all holders that can help, and returns their failures. `None` if there are no such holders.
+fn run_callbacks(hub: &Hub, round: Round, until: Instant) -> Option<Vec<String>> {
+    hub.device().reclaim_registry().ask(round, hub.config().kind, until)
+}
+
+/// Returns the deadline for waits of this thread's request.
+fn deadline_of(hub: &Hub) -> Instant {
+    deadline::until(hub.config().tuning.wait_deadline)
+}
+
+/// Waits until the device is idle, then releases the cached memory of other pools, and the memory left by pools that ended.
+/// Returns the failures; `None` if there is no such memory, or if it cannot help.
+fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
+    // The limit is also named if the driver refused without a code.
+    let limit = shortage.refusal.and_then(Refusal::limit);
+    let is_ours = limit.is_some_and(|limit| limit.owner == Some(hub.id()))
+        && hub.limits().node().is_exceeded_by(shortage.requested_bytes);
+    let kind = hub.config().kind;
+    let mut trimmables = hub.device().trimmables().live();
+    trimmables.retain(|member| member.kind().helps(kind));
+    // One of the entries is this pool itself.
+    let has_others = trimmables.len() > usize::from(hub.backend().keeps_memory())
+        || hub.device().maintenance().has_deferred_for(kind);
+    if is_ours || !has_others {
+        return None;
+    }
+    trimmables.iter().for_each(|member| member.before_giving());
+    let trimmed = CaptureModeGuard::enter(hub.device().driver()).and_then(|_relaxed| {
+        let _bound = hub.device().enter()?;
+        let is_idle = hub.activity().host_wait(|| hub.device().finish_until(deadline_of(hub)))?;
+        hub.device().after_wait_until(is_idle);
+        trimmables.iter().for_each(|member| member.give_back_all(is_idle));
+        Ok(())
+    });
+    Some(trimmed.err().iter().map(ToString::to_string).collect())
+}
+
+/// Returns the free bytes of the device and of this pool. Their growth is the gain of a rung outside the pool.
+fn room_bytes(hub: &Hub) -> i64 {
+    let free_bytes = hub.device().memory_info().map_or(0, |info| info.free_bytes);
+    let in_use_bytes = hub.backend().counts().in_use_bytes;
+    let cached_bytes =
+        hub.reserved_bytes().map_or(0, |reserved_bytes| reserved_bytes.saturating_sub(in_use_bytes));
+    i64::try_from(free_bytes.saturating_add(cached_bytes)).unwrap_or(i64::MAX)
+}
+/// The attempts of a request.
+struct Course {
+    attempts: Vec<Attempt>,
+    /// The rung that found memory for the request.
+    served_by: Option<&'static str>,
+}
+
+impl Default for Course {
+    fn default() -> Self {
+        Self { attempts: Vec::with_capacity(ATTEMPTS_MAX), served_by: None }
+    }
+}
+
+impl Course {
+    /// Adds an attempt that began at `start`, and returns its end. A repeated rung adds to its earlier attempt.
+    fn add(
+        &mut self,
+        name: &'static str,
+        start: Instant,
+        gained_bytes: u64,
+        failures: Vec<String>,
+    ) -> Instant {
+        let end = Instant::now();
+        let took = end - start;
+        match self.attempts.iter_mut().find(|earlier| earlier.name == name) {
+            None => self.attempts.push(Attempt { name, gained_bytes, took, failures }),
+            Some(earlier) => {
+                earlier.gained_bytes = earlier.gained_bytes.saturating_add(gained_bytes);
+                earlier.took = earlier.took.saturating_add(took);
+                earlier.failures.extend(failures);
+            }
+        }
+        end
+    }
+}
+
+/// The growth of a measure of free memory.
+fn gain(before_bytes: i64, now_bytes: i64) -> u64 {
+    now_bytes.saturating_sub(before_bytes).max(0).unsigned_abs()
+}
+
+/// The number of rungs: at most this many attempts need no reallocation.
+const ATTEMPTS_MAX: usize = 16;
+
+/// A request that the budget of an adaptor has refused. Each pass runs it through the adaptors again.
+struct OverBudget<F> {
+    error: PoolError,
+    request: F,
+}
+
+impl<T, F: FnMut() -> Result<T, PoolError>> Search<T> for OverBudget<F> {
+    fn is_over_budget(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, is_first: bool) -> Result<Outcome<T>, PoolError> {
+        if !is_first {
+            match (self.request)() {
+                Ok(found) => return Ok(Outcome::Found(found)),
+                Err(error) => self.error = error,
+            }
+        }
+        match &self.error {
+            PoolError::LimitReached(report)
+                if report.refused_by == RefusedBy::Budget
+                    && Some(report.requested_bytes) <= report.limit_bytes =>
+            {
+                Ok(Outcome::Short)
+            }
+            _ => Err(self.error.clone()),
+        }
+    }
+
+    fn requested_bytes(&self) -> u64 {
+        self.error.out_of_memory().map_or(0, |report| report.requested_bytes)
+    }
+
+    fn shortage(&self) -> Result<Shortage, PoolError> {
+        Err(self.error.clone())
+    }
+}
