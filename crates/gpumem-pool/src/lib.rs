@@ -16,8 +16,7 @@
 //! | `error` | [`PoolError`]; [`OutOfMemory`], the report of a refused request, with advice |
 //! | `stats` | counters of blocks, tags, [`Status`] |
 //! | `device` | [`Device`], [`Stream`], [`Event`], [`Completion`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
-//! | `limits` | how many bytes a pool may hold, alone and together with other pools |
-//! | `reclaim` | [`Reclaimable`]: callbacks that release memory of the program when a device is out of memory |
+//! | `limits` | how many bytes a pool may hold, alone and together with other pools; [`Reclaimable`]: callbacks that release memory of the program |
 //! | `backend` | the sources of memory: `caching`, `native`, `none` |
 //! | `pool` | [`Pool`], [`Block`], and how a request runs: adaptors, backend, graphs |
 //! | [`trace`] | recording and reading the requests of pools |
@@ -91,7 +90,6 @@ mod graph;
 mod limits;
 #[allow(unsafe_code)]
 mod pool;
-mod reclaim;
 mod stats;
 pub mod trace;
 
@@ -120,6 +118,7 @@ pub use figures::{PoolCounters, StepCounters};
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
 pub use graph::{Capture, CaptureMode, ForeignCaptures, Graph, GraphExec};
+pub use limits::reclaim::{Reclaimable, Registration};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use pool::SocketError;
 pub use pool::{
@@ -130,5 +129,4 @@ pub use pool::{
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
 #[cfg(feature = "allocator-api2")]
 pub use pool::{PinnedAllocator, PinnedVec};
-pub use reclaim::{Reclaimable, Registration};
 pub use stats::{Status, StreamUsage, TagUsage};

@@ -1,8 +1,10 @@
-//! Limits: the bytes that a pool may hold, alone and together with other pools. Pure.
+//! Limits: the bytes that a pool may hold, alone and together with other pools; and what the program and other pools release when memory
+//! is short.
 
 pub(crate) mod admission;
 pub(crate) mod device_budget;
 pub(crate) mod limit_node;
+pub(crate) mod reclaim;
 pub(crate) mod trimmable;
 
 pub(crate) use admission::Admission;

@@ -17,9 +17,9 @@ use crate::backend::{Outcome, Search, Shortage, Source};
 use crate::device::{CaptureModeGuard, deadline};
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
+use crate::limits::reclaim::{OTHERS_TIME_MAX, Round};
 use crate::pool::events;
 use crate::pool::hub::Hub;
-use crate::reclaim::{OTHERS_TIME_MAX, Round};
 use std::time::Instant;
 
 /// A rung outside the pool.
