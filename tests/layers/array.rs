@@ -7,7 +7,8 @@ use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{BackendKind, Device, Pool, Stream};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray, concatenate, stack};
 use gpumem_tests::cases;
-use gpumem_trace::calls::{count_calls, reading};
+use gpumem_tests::driver::count_calls;
+use gpumem_trace::calls::reading;
 
 fn gpu(driver: &Driver) -> Gpu {
     let device = Device::new(driver, 0).unwrap();

@@ -14,12 +14,13 @@
 
 use gpumem_tests::array::ndarray::{Array2, Axis, Ix1, ShapeBuilder};
 use gpumem_tests::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GraphError, PinnedArray, kernels};
+use gpumem_tests::driver::count_calls;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::harness::cases::skip;
 use gpumem_tests::pool::{BackendKind, CaptureMode, Device, Pool};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed, for_each_seed_with_gates};
-use gpumem_trace::calls::{count_calls, reading};
+use gpumem_trace::calls::reading;
 
 type Vector = GpuArray<f32, Ix1>;
 

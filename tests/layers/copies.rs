@@ -7,10 +7,11 @@ use gpumem_tests::array::kind::{self, Kind};
 use gpumem_tests::array::ndarray::{Array3, Array4, ArrayD, Dimension, Ix3, SliceInfoElem, s};
 use gpumem_tests::array::{Element, Gpu, GpuArray, GpuView, GpuViewMut, Place};
 use gpumem_tests::cases;
+use gpumem_tests::driver::count_calls;
 use gpumem_tests::fixtures::two_devices::{Link, check_findings, gpus, two_devices};
 use gpumem_tests::pool::{Device, MemoryKind, Pool};
 use gpumem_tests::sys::{Driver, DriverKind};
-use gpumem_trace::calls::{count_calls, reading};
+use gpumem_trace::calls::reading;
 use std::any::TypeId;
 
 const SHAPE: (usize, usize, usize) = (6, 40, 200);

@@ -6,13 +6,14 @@
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::array::{Gpu, GpuArray};
+use gpumem_tests::driver::count_calls;
 use gpumem_tests::pool::adaptor::{Adaptor, Release};
 use gpumem_tests::pool::{
     BackendKind, Block, CaptureError, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool,
     PoolError, Stream, StreamError, StreamId,
 };
 use gpumem_tests::sys::Driver;
-use gpumem_trace::calls::{count_calls, reading};
+use gpumem_trace::calls::reading;
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;

@@ -12,8 +12,9 @@ use gpumem_tests::pool::adaptor::{
 };
 use gpumem_tests::pool::trace::{ReadError, Recording};
 use gpumem_tests::pool::{
-    BackendKind, BadArgument, ConfigError, Device, FlightRecorder, HostMemoryError, Keep, Limit, MemoryKind,
-    NotFound, OutOfMemory, PinnedAllocator, Pool, PoolError, SocketError, Stream, StreamError, Unsupported,
+    BackendKind, BadArgument, CaptureError, ConfigError, Device, FlightRecorder, HostMemoryError, Keep,
+    Limit, MemoryKind, NotFound, OutOfMemory, PinnedAllocator, Pool, PoolError, SocketError, Stream,
+    StreamError, Unsupported,
 };
 use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
@@ -403,8 +404,18 @@ fn of_errors(text: &str, texts: &mut Texts) {
         PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, reason: own() }),
         PoolError::WrongDevice { expected: own(), found: own() },
         PoolError::Poisoned { pool: own(), address: 1, size_bytes: 1, cause: driver },
+        PoolError::Stream(StreamError::Retired),
+        PoolError::Capture(CaptureError::Broken),
     ] {
         texts.add_error(&error);
+        match &error {
+            PoolError::Unsupported(cause) => texts.add_error(cause),
+            PoolError::NotFound(cause) => texts.add_error(cause),
+            PoolError::BadArgument(cause) => texts.add_error(cause),
+            PoolError::Stream(cause) => texts.add_error(cause),
+            PoolError::Capture(cause) => texts.add_error(cause),
+            _ => (),
+        }
     }
     texts.add_error(&SocketError::Io(io_error(text)));
     texts.add_error(&ReadError::Io(io_error(text)));

@@ -155,7 +155,8 @@ cases! {
 
     /// If no maintenance is due, queries make no additional driver calls.
     fn queries_cost_nothing_where_nothing_is_due(driver: &Driver) {
-        use gpumem_trace::calls::{count_calls, reading};
+        use gpumem_tests::driver::count_calls;
+        use gpumem_trace::calls::reading;
         let driver = count_calls(driver);
         let device = Device::new(&driver, 0).unwrap();
         for backend in backends(&device) {

@@ -2,6 +2,13 @@
 
 /// Helpers for tests of the driver itself, and drivers that count, fail or wait.
 pub mod driver {
+    /// Returns the driver with all calls counted. For one driver of a case, and a thread that makes no other case's calls afterwards.
+    #[must_use]
+    pub fn count_calls(driver: &crate::sys::Driver) -> crate::sys::Driver {
+        // SAFETY: a case drops what it has made with its counted driver before another one is counted.
+        unsafe { gpumem_trace::calls::count_calls(driver) }
+    }
+
     /// The time on the simulator's clock; `None` for a GPU. Replays measure the time of the driver by it.
     pub fn virtual_time(driver: &crate::sys::Driver) -> Option<core::time::Duration> {
         gpumem_sim::Sim::of(driver).map(gpumem_sim::Sim::host_time)

@@ -77,6 +77,18 @@ fn a_recorded_program_may_bring_its_own_streams() {
     }
 }
 
+/// A thread counts the calls of one driver at a time.
+#[test]
+fn a_replay_inside_of_another_is_refused() {
+    let trace = prefetch().prefix(6000);
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let run = |on_progress: &mut dyn FnMut(u64)| replay(&trace, &driver, &Setup::default(), on_progress);
+    let mut refusals = Vec::new();
+    run(&mut |_| refusals.push(run(&mut |_| ()))).unwrap();
+    assert!(!refusals.is_empty() && refusals.iter().all(|run| matches!(run, Err(ReplayError::Nested))));
+    run(&mut |_| ()).unwrap();
+}
+
 #[test]
 fn the_kinds_of_streams_have_names() {
     for (name, kind) in StreamKind::ALL {

@@ -219,9 +219,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `observer` with every error of this pool that reports a lack of memory: [`PoolError::OutOfMemory`],
-    /// [`PoolError::LimitReached`] and [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), and
-    /// [`PoolError::TooLarge`]. A refusal of an adaptor that is not about memory ([`PoolError::Refused`]) is not passed to it.
+    /// Calls `observer` with every error of this pool that reports a lack of memory: [`PoolError::OutOfMemory`] and
+    /// [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), and [`PoolError::TooLarge`]. A refusal of an adaptor that is not about memory ([`PoolError::Refused`]) is not passed to it.
     ///
     /// The call happens once, on the requesting thread, before the request returns. Refusals during a request that finally succeeds are not
     /// reported. No lock is held, so the observer may inspect the pool and free blocks. Its own requests are not reported to it. Its panics

@@ -8,15 +8,21 @@ use gpumem_pool::sys::{CUresult, Driver, Table};
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
-/// Returns the driver with all calls counted and timed. It replaces the counted driver that this thread had before.
+/// Returns the driver with all calls counted and timed.
 ///
 /// Calls from other threads return `CUDA_ERROR_NOT_INITIALIZED`.
+///
+/// # Safety
+///
+/// A counted driver that this thread had before, and every object made with it, must not be used again, not even by a drop: its functions
+/// call the driver that was counted last. [`replay`](crate::replay) counts a driver too.
 ///
 /// ```
 /// use gpumem_trace::calls::{count_calls, reading};
 /// use gpumem_trace::pool::{Device, Stream};
 ///
-/// let driver = count_calls(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?);
+/// // SAFETY: the thread's only counted driver.
+/// let driver = unsafe { count_calls(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?) };
 /// let stream = Stream::new(&Device::new(&driver, 0)?)?;
 /// let before = reading();
 /// stream.synchronize()?;
@@ -24,15 +30,21 @@ use std::time::Instant;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use]
-pub fn count_calls(driver: &Driver) -> Driver {
-    install(driver, false)
+pub unsafe fn count_calls(driver: &Driver) -> Driver {
+    // SAFETY: the caller's promise.
+    unsafe { install(driver, false) }
 }
 
 /// Like [`count_calls`]; queries report that work is pending, as on a device that is always busy. A query of an event behind all
 /// work of a context waits instead, because pools wait for a device by such queries.
+///
+/// # Safety
+///
+/// As for [`count_calls`].
 #[must_use]
-pub(crate) fn count_calls_busy(driver: &Driver) -> Driver {
-    let busy = install(driver, true);
+pub(crate) unsafe fn count_calls_busy(driver: &Driver) -> Driver {
+    // SAFETY: the caller's promise.
+    let busy = unsafe { install(driver, true) };
     let Table { cuCtxRecordEvent, cuEventQuery, cuEventSynchronize, cuEventDestroy_v2, .. } = *busy.table();
     let calls = BehindAll {
         record: cuCtxRecordEvent,
@@ -100,10 +112,14 @@ unsafe extern "C" fn destroy(event: CUevent) -> CUresult {
     calls.destroy.map_or(CUresult::CUDA_ERROR_NOT_INITIALIZED, |destroy| unsafe { destroy(event) })
 }
 
-fn install(driver: &Driver, hides_completion: bool) -> Driver {
+/// # Safety
+///
+/// As for [`count_calls`].
+unsafe fn install(driver: &Driver, hides_completion: bool) -> Driver {
     let (real, calls, took) = (*driver.table(), Calls::default(), Duration::ZERO);
     COUNTER.set(Some(Box::new(Counter { real, calls, took, hides_completion })));
-    // SAFETY: each function calls the one that it replaces with the same arguments, or reports work as pending.
+    // SAFETY: each function calls the one that it replaces with the same arguments, or reports work as pending. The caller promises that
+    // it is not called after another driver has been counted.
     unsafe { driver.with_table(wrap) }
 }
 
@@ -207,7 +223,8 @@ mod tests {
 
     #[test]
     fn calls_are_counted_on_the_thread_of_the_driver() {
-        let driver = count_calls(&gpumem_sim::driver(SimConfig::new()).unwrap());
+        // SAFETY: the only counted driver of this thread.
+        let driver = unsafe { count_calls(&gpumem_sim::driver(SimConfig::new()).unwrap()) };
         let device = Device::new(&driver, 0).unwrap();
         let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
         let before = reading();
@@ -226,7 +243,8 @@ mod tests {
 
     #[test]
     fn a_busy_driver_reports_work_as_pending_and_waits_for_it() {
-        let driver = count_calls_busy(&gpumem_sim::driver(SimConfig::new()).unwrap());
+        // SAFETY: the only counted driver of this thread.
+        let driver = unsafe { count_calls_busy(&gpumem_sim::driver(SimConfig::new()).unwrap()) };
         let stream = Stream::new(&Device::new(&driver, 0).unwrap()).unwrap();
         assert_eq!((stream.is_complete().unwrap(), reading().calls.cuStreamQuery), (false, 1));
         stream.synchronize().unwrap();

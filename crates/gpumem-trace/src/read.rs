@@ -1,5 +1,5 @@
 //! Reads a trace: text, a recording of gpumem, a snapshot of PyTorch or a log of RMM, compressed or not, distinguished by its first bytes.
-//! No input causes a panic or unbounded memory.
+//! Lines and records are bounded. A snapshot is a pickle, which can nest deeply or name an object many times: read only those that you trust.
 
 mod lines;
 mod pytorch;

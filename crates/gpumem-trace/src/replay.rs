@@ -7,6 +7,7 @@ pub use setup::{Setup, StreamKind, TraceLimit, Waits};
 
 use crate::calls::{self, Calls};
 use crate::trace::{Event, Peaks, Trace};
+use core::cell::Cell;
 use core::time::Duration;
 use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::text::{Shown, debug_is_display};
@@ -84,9 +85,29 @@ pub enum ReplayError {
         /// The error of the pool.
         error: PoolError,
     },
+    /// The replay was started inside of another one's callback.
+    #[error("a replay runs on this thread already; start the next one when it has returned")]
+    Nested,
 }
 
 debug_is_display!(ReplayError);
+
+thread_local!(static IS_RUNNING: Cell<bool> = const { Cell::new(false) });
+
+/// Marks the thread's replay. A thread counts the calls of one driver at a time.
+struct Running;
+
+impl Running {
+    fn begin() -> Result<Self, ReplayError> {
+        if IS_RUNNING.replace(true) { Err(ReplayError::Nested) } else { Ok(Self) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        IS_RUNNING.set(false);
+    }
+}
 
 /// Replays a trace on the first device of a driver. `on_progress` is called with the number of completed events now and then; its
 /// time is not counted.
@@ -96,7 +117,7 @@ debug_is_display!(ReplayError);
 /// pending. (Queries inside of the driver's own pool are not intercepted.) At a hard limit the pool may wait for the device, which is
 /// counted too ([`Outcome::device_wait_count`]).
 ///
-/// The driver is wrapped as by [`count_calls`](calls::count_calls), so the counted driver that this thread had before is replaced.
+/// The driver is wrapped as by [`count_calls`](calls::count_calls).
 ///
 /// ```
 /// use gpumem_sim::{Sim, SimConfig};
@@ -114,17 +135,21 @@ debug_is_display!(ReplayError);
 /// # Errors
 ///
 /// [`ReplayError::Setup`] if the device, a stream or the pool cannot be created; [`ReplayError::Event`] with the pool's error if
-/// an event fails, for example because of a hard limit.
+/// an event fails, for example because of a hard limit; [`ReplayError::Nested`] in `on_progress` of another replay.
 pub fn replay(
     trace: &Trace,
     driver: &Driver,
     setup: &Setup,
     on_progress: impl FnMut(u64),
 ) -> Result<Outcome, ReplayError> {
-    let driver = calls::count_calls_busy(driver);
-    let device = Device::new(&driver, 0)?;
+    let _running = Running::begin()?;
+    // SAFETY: nothing that is made with it leaves this function, which no callback enters again. Who counted a driver on this thread has
+    // promised to use it no more.
+    let counted = unsafe { calls::count_calls_busy(driver) };
+    let device = Device::new(&counted, 0)?;
     let streams = Streams::new(&device, setup, trace.stream_count())?;
-    let now = || setup.clock.and_then(|clock| clock(&driver));
+    // Not the counted driver, which a clock could keep.
+    let now = || setup.clock.and_then(|clock| clock(driver));
     let (before, begin) = (calls::reading(), now());
     // The first pool of a device tries virtual memory, and gives it back once the write is complete.
     let pool = calls::while_idle(|| build(&device, setup))?;

@@ -124,7 +124,8 @@ impl Snapshot {
         for event in &recording.events {
             converter.event(recording, &pools, event.time_ns / 1000, &event.what);
         }
-        let device_count = converter.traces.keys().next_back().map_or(1, |last| last + 1);
+        let last = converter.traces.keys().next_back().copied().unwrap_or_default();
+        let device_count = last.saturating_add(1).min(DEVICES_MAX);
         let segments = converter.segments();
         let device_traces =
             (0..device_count).map(|device| converter.traces.remove(&device).unwrap_or_default());
@@ -137,6 +138,9 @@ impl Snapshot {
         Self { segments, device_traces: device_traces.collect(), allocator_settings: settings.collect() }
     }
 }
+
+/// PyTorch numbers devices with a signed byte.
+const DEVICES_MAX: u32 = 128;
 
 impl Converter {
     fn event(&mut self, recording: &Recording, pools: &HashMap<u32, u32>, time_us: u64, what: &What) {

@@ -39,7 +39,7 @@ pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem
     let lost = (dropped_count > 0).then(|| format!("{dropped_count} events were lost while recording"));
     let made_up = (made_up_count > 0)
         .then(|| format!("{made_up_count} frees without a block, or blocks without a free"));
-    let before_count = overwritten_count + u64::from(part);
+    let before_count = overwritten_count.saturating_add(u64::from(part));
     let missing = (before_count > 0).then(|| match (part, older_bytes) {
         (0, 0) => "the recording has only the last events of the program".into(),
         (0, _) => format!(

@@ -54,7 +54,7 @@ impl SizeSearch<'_> {
         self.halve()
     }
 
-    /// SizeSearches between the smallest size and the smallest refused one.
+    /// Searches between the smallest size and the smallest refused one.
     fn halve(mut self) -> Result<Block, PoolError> {
         let (mut least_bytes, mut found) = (self.min_bytes, None);
         let step_bytes = ((self.refused_bytes - least_bytes) / STEP_COUNT).max(ALIGNMENT_MIN);
