@@ -293,26 +293,26 @@ fn sources(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 const PLAIN_DROPS: &[(&str, &str)] = &[
     (
         "of the thread alone",
-        "thread_table::OwnCaches tags::OwnShares scope::Frames scope::Open foreign::Open report::Outer catch_panic::ReentrancyGuard deadline::Request recording::OnThread launch::Arguments cudarc::TheirCurrent users::Owner",
+        "thread_table::OwnCaches tags::OwnShares frames::Frames frames::Open foreign::OpenUse replay::Running report::Outer catch_panic::ReentrancyGuard deadline::Request recording::OnThread launch::Arguments cudarc::TheirCurrent users::UserOwner",
     ),
     (
         "guards within a call that a child is refused",
-        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::Locked sleep::Change borrow::Closed borrow::Call handles::Using limit::Reservation workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
+        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::Reservation workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
     ),
     (
         "a call that the driver refuses",
-        "context::ContextGuard context::CaptureModeGuard cudarc::SharedStream cudarc::Place",
+        "context::ContextGuard context::CaptureModeGuard cudarc::SharedStream cudarc::SlicePlace",
     ),
     (
         "the check is one call deeper",
-        "block::Block host_memory::HostMemory host_memory::BorrowedHostMemory pool::Pool reclaim::Registration completion::Completion graph_memory::Released chunk::Chunk graph::Capture graph::Graph graph::GraphExec streams::OwnStreams streams::Streams",
+        "block::Block host_memory::HostMemory host_memory::BorrowedHostMemory reclaim::Registration completion::Completion graph_memory::Released graph_memory::Chunk graph::Capture graph::Graph graph::GraphExec streams::OwnStreams streams::Streams",
     ),
     (
         "held by the state of a pool, which a child keeps",
-        "orphaned_heap::CachingPool direct::DirectBackend complete::Complete complete::Quiet driver_pool::DriverPool ordered::Ordered none::PlainAllocator slots::Slots flight::Flight",
+        "caching_pool::CachingPool direct::DirectBackend complete::Complete complete::Quiet driver_pool::DriverPool ordered::Ordered none::PlainAllocator slots::Slots flight::Flight",
     ),
     ("its writer knows the process", "trace::Trace"),
-    ("of files and of the compiler", "save::NewFile nvrtc::Handle"),
+    ("of files and of the compiler", "save::NewFile nvrtc::NvrtcProgram"),
 ];
 
 /// Objects of each type, and memory in the thread's cache. The optional ones are taken by a call, except that only `caching` has blocks
