@@ -815,7 +815,7 @@ impl Pool {
     /// memory of this device, allocated by any pool or library, because the driver has no narrower setting.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream, Unsupported};
     /// use gpumem_sim::SimConfig;
     ///
     /// let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2))?;
