@@ -1,5 +1,4 @@
-//! [`Checkpoint`]: named arrays in a file, uploaded to the GPU; [`save`] writes such a file. The format is `safetensors`, as in the crate
-//! of that name.
+//! [`Checkpoint`]: named arrays of a `safetensors` file, uploaded to the GPU. [`save`] writes such a file.
 
 mod error;
 mod file;

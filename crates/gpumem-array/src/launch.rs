@@ -365,8 +365,8 @@ impl<'a> OwnLaunch<'a> {
 const LAUNCH: &str = "kernel launch";
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Calls a kernel on all elements and returns the results, in device memory. Its parameters are the address of the results, the address
-    /// of the elements, and their number as 64 bits. It runs with at least one thread per element.
+    /// Calls a kernel on all elements and returns the results, in device memory. Its parameters are the output address, the input address
+    /// and the number of elements (`u64`). At least one thread runs per element.
     ///
     /// ```
     /// # let gpu = gpumem_array::example_gpu()?;
@@ -641,7 +641,7 @@ fn mismatch(kernel: &str, parameters: &[Parameter], sizes: &[u16]) -> ArrayError
 }
 
 const WORDS_MAX: usize = 64;
-/// For kernels of this crate, some of which take the axes of an array. Their largest parameter is the last.
+/// The limit for kernels of this crate, which may take the axes of an array. The largest parameter comes last.
 const WORDS_MAX_OWN: usize = 160;
 /// A divisor of [`ARGUMENTS_MAX`].
 const GROUP: usize = 8;

@@ -163,7 +163,7 @@ impl<D: Dimension> Layout<D> {
     #[inline]
     pub(crate) fn bytes(&self, element_bytes: usize, storage_bytes: u64) -> ByteSpan {
         let size = element_bytes as u64;
-        // A view that repeats elements may have as many elements, or so many that the product wraps, and still lack some bytes.
+        // A view that repeats elements can have this length without covering all bytes, or a length that overflows.
         if (self.len() as u64).wrapping_mul(size) == storage_bytes && !self.repeats() {
             ByteSpan::ALL
         } else {
@@ -590,7 +590,7 @@ fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
 }
 
 /// True if the elements are contiguous: the axes come from the fastest to the slowest, and each stride must be the product of the lengths
-/// of the axes before it. The stride of an axis with one element does not matter.
+/// of the axes before it. An axis with one element may have any stride.
 fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
     let mut expected = 1;
     for (len, stride) in axes.filter(|(len, _)| *len != 1) {

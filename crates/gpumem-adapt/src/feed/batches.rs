@@ -111,7 +111,7 @@ impl<S: Source> Batches<S> {
         Self { batch_size: row_count, ..self }
     }
 
-    /// Takes the rows in a random order that depends only on the seed. The rows of each batch are gathered on the host.
+    /// Shuffles the rows. Equal seeds give equal orders. The host gathers the rows of each batch.
     pub fn shuffle(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
     }

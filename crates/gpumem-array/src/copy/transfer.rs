@@ -7,7 +7,7 @@
 //! array needs no such block: it is copied in place.
 //!
 //! The whole copy is queued at once, so it is ordered like any operation: a download returns the values at the time of the call, regardless
-//! of later work. A pipeline of small pinned blocks could keep that order only by stalling the stream until the host has emptied them.
+//! of later work. Streaming through small pinned blocks would stall the stream until the host has emptied them.
 
 use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
 use crate::element::Element;

@@ -1,7 +1,7 @@
 //! [`Recording`]: the arrays and kernels from outside that a capture uses.
 //!
-//! A capture runs nothing, so it does not affect the order of uses of other arrays. Their uses are recorded here instead, and each launch
-//! of the graph repeats them.
+//! A capture runs nothing, so it does not affect the order of uses of other arrays. Their uses are recorded here, and each launch of
+//! the graph is ordered by them.
 //!
 //! A thread has at most one capture at a time. During it, the thread may use only the capture's `Gpu`: an operation on another `Gpu` would
 //! run immediately, which a closure that describes a graph does not intend.

@@ -11,7 +11,7 @@ use crate::layout::Order;
 use crate::ops::blocks;
 use ndarray::{Dimension, IntoDimension};
 
-/// A counter-based generator of random numbers: Philox4x32-10. Each number depends only on the seed, the stream and its position, so equal
+/// A counter-based random number generator, Philox4x32-10. Each number is a function of seed, stream and position, so equal
 /// generators give equal numbers, on every GPU and on the simulator.
 ///
 /// Each draw advances the generator. There is no global generator: keep one, or one per thread with its own stream ([`Rng::with_stream`]).

@@ -16,8 +16,8 @@ use ndarray::{Ix1, s};
 impl<T: Element> GpuArray<T, Ix1> {
     /// Creates an empty vector whose memory grows in place, up to `max_len` elements: [`GpuArray::resize`], [`GpuArray::append`] and
     /// [`GpuArray::extend_from_slice`] copy nothing and keep [`GpuArray::address`]. A graph that was captured with the array keeps using
-    /// the elements of the capture, and refuses the array while it has fewer. This call reserves only addresses. Memory is added in units
-    /// of 2 MiB as the array grows, and returned when less than a quarter is used.
+    /// the elements of the capture, and refuses the array while it has fewer. This call reserves only addresses. Memory is added in
+    /// units of 2 MiB as the array grows, and released when less than a quarter is in use.
     ///
     /// The memory belongs to one device: operations of another device return [`ArrayError::NoPeerAccess`], and copies to it go through the
     /// host.

@@ -4,8 +4,8 @@
 //! lock. Other blocks go to the heap, a few at a time, because only the heap can place them well.
 //!
 //! While the heap allows a cache to *retain* blocks ([`Retention`]), it hands out any of them, best fit first: up to a quarter larger than
-//! the request, so that threads with varying sizes seldom contend for the heap. Without growth slack it is a sixteenth, because a quarter
-//! of every block would not fit into the memory that was reserved ahead. The heap derives the amount from memory that was reserved ahead
+//! the request, so that threads with varying sizes seldom contend for the heap. Without growth slack the limit is a sixteenth, because
+//! the reserved memory has no room for a quarter of every block. The heap derives the amount from memory that was reserved ahead
 //! and never needed. Other threads can still get retained blocks: a large request that misses its cache goes to the heap, and if the heap
 //! finds too little, this thread's caches are emptied first, and then all caches.
 //!

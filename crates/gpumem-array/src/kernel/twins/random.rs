@@ -7,7 +7,7 @@ use super::number::count;
 use bytemuck::Pod;
 use gpumem_sim::{KernelFault, Launch};
 
-/// Four words that depend only on the seed, the stream and the number of the block.
+/// The four random words of a block: a function of seed, stream and block number.
 fn philox(seed: u64, stream: u64, block: u64) -> [u32; 4] {
     let low = |wide: u64| wide as u32;
     let high = |wide: u64| (wide >> 32) as u32;
