@@ -376,7 +376,7 @@ fn of_errors(text: &str, texts: &mut Texts) {
     texts.add_error(&KernelFault::new(own()));
     for error in [
         ConfigError::LimitSyntax { value: own() },
-        ConfigError::UnknownKey { key: own(), nearest: None },
+        ConfigError::UnknownKey { key: own(), nearest: None, known: vec!["kind"] },
         ConfigError::NoValue { item: own() },
         ConfigError::BadValue { key: "profile", value: own(), place: own(), expected: "a profile" },
     ] {

@@ -7,10 +7,10 @@ mod default;
 
 use crate::adaptor::Adaptor;
 use crate::config::options::{KEYS, setters, value_of};
-use crate::config::parse::named;
+use crate::config::values::named;
 use crate::config::{
     BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,
-    PoolName, Profile, VARIABLES,
+    PeerOption, PoolName, Profile, VARIABLES,
 };
 use crate::device::Device;
 use crate::error::{PoolError, not_forked};
@@ -208,8 +208,8 @@ impl PoolBuilder {
         if matches!(self.options.peers, Some((_, KEY))) {
             return Err(ConfigError::Twice { key: KEY, other: KEY });
         }
-        let peers = named(text).map_err(|place| ConfigError::bad_value(KEY, text, place))?;
-        self.options.peers = Some((peers, KEY));
+        let mistake = |place| ConfigError::bad_value(KEY, text, place, PeerOption::FORMS);
+        self.options.peers = Some((named(text).map_err(mistake)?, KEY));
         Ok(self)
     }
 

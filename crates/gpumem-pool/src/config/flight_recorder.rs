@@ -49,6 +49,8 @@ pub enum FlightRecorder {
     File(PathBuf),
 }
 
+const FORMS: &str = "`off`, `on`, or the path of a file (flight.trace)";
+
 impl FromStr for FlightRecorder {
     type Err = ConfigError;
 
@@ -58,7 +60,7 @@ impl FromStr for FlightRecorder {
             "on" | "true" | "1" => Self::On,
             // A single word is a mistyped value, not a file.
             path if path.contains(['.', '/', '\\']) => Self::File(text.trim().into()),
-            _ => return Err(ConfigError::bad_value("flight_recorder", text, String::new())),
+            _ => return Err(ConfigError::bad_value("flight_recorder", text, String::new(), FORMS)),
         })
     }
 }

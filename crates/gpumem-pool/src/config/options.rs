@@ -10,7 +10,7 @@
 //! [`Profile::options`] lists it. `hidden`: the option is for benches, and its text is on the hidden page [`tuning_options`].
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
-use crate::config::parse::{
+use crate::config::values::{
     boolean, byte_count, fraction, handle_pages, microseconds, milliseconds, named, no_caching, number,
     rounding, share, split_bytes,
 };

@@ -14,6 +14,10 @@ pub(crate) enum PeerOption {
     Ordinals(Vec<u32>),
 }
 
+impl PeerOption {
+    pub(crate) const FORMS: &'static str = "`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)";
+}
+
 impl FromStr for PeerOption {
     type Err = ();
 

@@ -12,13 +12,18 @@ pub(crate) fn seconds<S: serde::Serializer>(
 /// Implements `FromStr`, in any case, and `Display` for the enum that is the value of an option.
 macro_rules! names {
     ($type:ident of $option:literal: $($variant:ident = $name:literal $(| $other:literal)?),+) => {
+        impl $type {
+            /// The names for texts of mistakes.
+            pub(crate) const NAMES: &'static str = crate::config::text::listed!($($name)+);
+        }
+
         impl core::str::FromStr for $type {
             type Err = crate::config::ConfigError;
 
             fn from_str(name: &str) -> Result<Self, Self::Err> {
                 match name.trim().to_lowercase().as_str() {
                     $($name $(| $other)? => Ok(Self::$variant),)+
-                    _ => Err(crate::config::ConfigError::bad_value($option, name, String::new())),
+                    _ => Err(crate::config::ConfigError::bad_value($option, name, String::new(), Self::NAMES)),
                 }
             }
         }
@@ -43,7 +48,7 @@ macro_rules! listed {
         concat!("`", $first, "` or `", $last, "`")
     };
     ($first:literal $($rest:literal)+) => {
-        concat!("`", $first, "`, ", listed!($($rest)+))
+        concat!("`", $first, "`, ", crate::config::text::listed!($($rest)+))
     };
 }
 pub(crate) use listed;

@@ -1,7 +1,7 @@
 //! [`Profile`], and the values that it presets: [`Tuning`].
 
 use crate::config::SizeRounding;
-use crate::config::text::{listed, names};
+use crate::config::text::names;
 use core::time::Duration;
 use gpumem_heap::Tuning as HeapTuning;
 
@@ -27,7 +27,6 @@ macro_rules! profiles {
         impl Profile {
             /// All profiles.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-            pub(crate) const NAMES: &'static str = listed!($($name)+);
         }
 
         impl From<Profile> for Tuning {

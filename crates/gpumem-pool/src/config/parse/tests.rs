@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::config::ignored::ignored_options;
-use crate::config::{Config, MemoryKind, Profile, Tuning};
+use crate::config::{BackendKind, Config, Limit, MemoryKind, Profile, Tuning};
+use core::time::Duration;
 
 fn applied(text: &str) -> Result<Config, ConfigError> {
     Config::new(&Options::parse(text)?)
