@@ -3,50 +3,10 @@
 //! All pools of a case share them, outermost first: a budget, debug bytes, guards, injected failures. The failures are innermost,
 //! so each one requires the adaptors outside it to undo their work.
 
-use super::operation::Case;
-use super::world::{Step, World};
-use crate::pool::adaptor::{Adaptor, Budget, Failures, Fill, Guard};
+use super::objects::{Adapted, FAILURES};
+use super::step::Step;
+use super::world::World;
 use crate::pool::{PoolError, RefusedBy};
-use std::sync::Arc;
-
-/// The adaptors, and the number of injected failures that the program received.
-pub(super) struct Adapted {
-    budget: Arc<Budget>,
-    guard: Arc<Guard>,
-    failures: Arc<Failures>,
-    pub(super) met_count: u64,
-}
-
-impl Adapted {
-    pub(super) fn new(case: &Case) -> Self {
-        let on_purpose = |requested_bytes| PoolError::Refused {
-            adaptor: FAILURES.into(),
-            requested_bytes,
-            reason: "fails on purpose".into(),
-            origin: None,
-        };
-        Self {
-            budget: Arc::new(Budget::new(case.memory_bytes / 2)),
-            guard: Arc::new(Guard::new()),
-            failures: Arc::new(Failures::share(FAILURE_SHARE, case.sim_seed).with_error(on_purpose)),
-            met_count: 0,
-        }
-    }
-
-    /// The adaptors, innermost first.
-    pub(super) fn adaptors(&self) -> [Arc<dyn Adaptor>; 4] {
-        let fill = Arc::new(Fill::debug());
-        [self.failures.clone(), self.guard.clone(), fill, self.budget.clone()]
-    }
-
-    /// The number of blocks whose guards were checked, after all work is complete. Fails if a guard was overwritten.
-    pub(super) fn checked_count(&self) -> Result<u64, String> {
-        match self.guard.settle().first() {
-            None => Ok(self.guard.checked_count()),
-            Some(damage) => Err(damage.to_string()),
-        }
-    }
-}
 
 impl World<'_> {
     /// The bytes that guards add to a request.
@@ -103,5 +63,3 @@ impl World<'_> {
 
 /// The byte that `Fill::debug` writes.
 const DEBUG_BYTE: u8 = 0xA5;
-const FAILURES: &str = "failures of the model";
-const FAILURE_SHARE: f64 = 0.05;

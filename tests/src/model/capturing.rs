@@ -5,33 +5,14 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
-use super::graphs::{Built, GraphOp};
+use super::objects::{Built, Capturing, GraphOp, Touched};
 use super::operation::{Pick, Wait};
+use super::step::{Step, text};
 use super::streams::User;
 use super::twin::copyable_bytes;
-use super::world::{Step, World, text};
-use crate::pool::{Capture, CaptureError, CaptureMode, PoolError, Stream, StreamId};
+use super::world::World;
+use crate::pool::{CaptureError, CaptureMode, PoolError, Stream, StreamId};
 use std::collections::BTreeMap;
-
-/// The open capture.
-pub(super) struct Capturing {
-    pub(super) name: u32,
-    capture: Capture,
-    ops: Vec<GraphOp>,
-    /// By block name: the streams that touched the block in the capture.
-    touched: BTreeMap<u32, Touched>,
-    /// By block name: the number of the block's uses outside of the capture when the capture waited for them.
-    awaited: BTreeMap<u32, u32>,
-    /// Blocks used on their own stream without `record_use`, which is optional if the block is dropped in the capture.
-    unannounced: BTreeMap<u32, StreamId>,
-}
-
-#[derive(Default)]
-struct Touched {
-    writer: Option<StreamId>,
-    readers: Vec<StreamId>,
-    is_written: bool,
-}
 
 impl World<'_> {
     pub(super) fn begin_capture(

@@ -2,8 +2,9 @@
 
 use super::coverage::Coverage;
 use super::operation::Pick;
+use super::step::{Step, text};
 use super::twin::{Fate, Tagged};
-use super::world::{Step, World, text};
+use super::world::World;
 use crate::pool::{MemoryKind, Pool, Status, TagUsage};
 use gpumem_sim::{AllocationKind, LiveAllocation, Sim};
 

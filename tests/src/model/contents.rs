@@ -2,9 +2,10 @@
 
 use super::coverage::Coverage;
 use super::operation::{Pick, Wait};
+use super::step::{Step, text};
 use super::streams::Uses;
 use super::twin::{copyable_bytes, windows};
-use super::world::{Live, Step, World, text};
+use super::world::{Live, World};
 use crate::pool::{Block, Device, PoolError, Stream};
 use crate::sys::Driver;
 

@@ -4,49 +4,16 @@
 //! user is correct here too: a launch waits for all earlier uses of the blocks that its operations touch, except for those that the
 //! capture already waited for, provided that the block was not used since.
 
-use super::capturing::Capturing;
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
+use super::objects::{Built, Capturing, GraphOp};
 use super::operation::{Pick, Wait};
+use super::step::Step;
 use super::streams::Uses;
-use super::world::{Step, World};
-use crate::pool::{CaptureError, Graph, GraphExec, PoolError};
+use super::world::World;
+use crate::pool::{CaptureError, PoolError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-
-/// A graph made by a capture, and its executables.
-pub(super) struct Built {
-    pub(super) name: u32,
-    graph: Option<Graph>,
-    execs: Vec<(u32, GraphExec)>,
-    ops: Rc<[GraphOp]>,
-    awaited: BTreeMap<u32, u32>,
-}
-
-/// A block that the program has dropped and graphs keep.
-pub(super) struct RetainedBlock {
-    pub(super) name: u32,
-    pub(super) uses: Uses,
-    pub(super) graphs: Vec<u32>,
-}
-
-/// The effect of a launch on blocks, which are named by number.
-#[derive(Clone, Copy)]
-pub(super) enum GraphOp {
-    Fill { block: u32, value: u8 },
-    Copy { source: u32, target: u32, count: u64 },
-}
-
-impl Built {
-    pub(super) fn new(
-        name: u32,
-        graph: Option<Graph>,
-        ops: Vec<GraphOp>,
-        awaited: BTreeMap<u32, u32>,
-    ) -> Self {
-        Self { name, graph, execs: Vec::new(), ops: ops.into(), awaited }
-    }
-}
 
 impl World<'_> {
     pub(super) fn instantiate(

@@ -2,21 +2,12 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
+use super::objects::Growing;
 use super::operation::{Pick, Wait};
+use super::step::{Step, text};
 use super::streams::Uses;
-use super::world::{Step, World, text};
-use crate::pool::{GrowableBlock, PoolError, Unsupported};
-
-/// A growable block and its expected contents.
-pub(super) struct Growing {
-    name: u32,
-    pub(super) block: GrowableBlock,
-    pub(super) uses: Uses,
-    /// The first bytes, after the first write.
-    head: Option<Vec<u8>>,
-    /// The index of the pool's counters.
-    counters: usize,
-}
+use super::world::World;
+use crate::pool::{PoolError, Unsupported};
 
 impl World<'_> {
     pub(super) fn new_growable(

@@ -3,7 +3,8 @@
 use super::coverage::Coverage;
 use super::faults::Fault;
 use super::operation::{Kind, Pick};
-use super::world::{Step, World, text};
+use super::step::{Step, text};
+use super::world::World;
 use crate::pool::Event;
 use std::rc::Rc;
 

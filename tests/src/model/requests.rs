@@ -2,12 +2,13 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Call, Fault, Seen};
-use super::graphs::RetainedBlock;
+use super::objects::RetainedBlock;
 use super::operation::{Pick, Size, Wait};
 use super::places::{self, Place};
+use super::step::{Step, text};
 use super::streams::Uses;
 use super::twin::{Fate, NewBlock};
-use super::world::{Live, Step, World, text};
+use super::world::{Live, World};
 use crate::pool::{Block, MemoryKind, PoolError, Scope, ScopeUsage, Stream, StreamError};
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! The streams of a running case: their names, the uses of blocks, and the ways in which one stream waits for another.
 
 use super::operation::{Kind, Pick, Wait};
-use super::world::text;
+use super::step::text;
 use crate::pool::{Device, Event, PoolError, Stream, StreamId};
 use crate::sys::types::{CUstream, CUstream_flags};
 use std::rc::Rc;

@@ -1,6 +1,6 @@
 //! The subject of a test: a backend with its kind of memory, profile and adaptors.
 
-use super::adapted::Adapted;
+use super::objects::Adapted;
 use super::operation::Case;
 use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
 use gpumem_sim::SimConfig;

@@ -2,8 +2,8 @@
 //!
 //! The seed determines the operations of each thread, the operating system their order; so a failure may not repeat.
 
+use super::step::text;
 use super::subject::Subject;
-use super::world::text;
 use crate::pool::{Block, Device, MemoryKind, Pool, Profile, Stream};
 use crate::random::Random;
 use gpumem_sim::SimConfig;

@@ -6,14 +6,12 @@
 //! because the memory is ordered behind it. Host-accessible memory is not ordered behind a stream: the host fills it right away,
 //! and any stream may use it then.
 
-use super::adapted::Adapted;
-use super::capturing::Capturing;
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
-use super::graphs::{Built, RetainedBlock};
-use super::growing::Growing;
+use super::objects::{Adapted, Built, Capturing, Growing, RetainedBlock};
 use super::operation::{Case, Operation};
 use super::places::Other;
+use super::step::{Step, text};
 use super::streams::{Streams, Uses};
 use super::subject::Subject;
 use super::twin::Twin;
@@ -109,8 +107,6 @@ pub(super) struct World<'a> {
     /// True if the release of memory failed by injection.
     pub(super) has_lost: bool,
 }
-
-pub(super) type Step = Result<(), String>;
 
 impl<'a> World<'a> {
     fn new(
@@ -363,10 +359,6 @@ impl<'a> World<'a> {
 
 fn faults(sim: &Sim) -> String {
     sim.report().faults.iter().map(|fault| format!("\n  the simulator: {fault}")).collect()
-}
-
-pub(super) fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }
 
 const PRIVATE_MAX: usize = 2;

@@ -11,20 +11,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The largest number of files that may import each other, directly or through others.
 const FILES_MAX: usize = 4;
 
-/// Packages with a larger limit while their rooms are brought into an order. A limit only goes down.
-const LARGER: [(&str, usize); 2] = [("gpumem-pool", 10), ("gpumem-tests", 9)];
-
 const ADVICE: &str = "move what both files need below both, or take it as an argument";
 
 pub(super) fn check(packages: &[Package<'_>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in packages {
-        let larger = LARGER.iter().find(|(name, _)| *name == package.name);
-        let most = larger.map_or(FILES_MAX, |(_, most)| *most);
         let modules = &package.modules;
         let graph = Graph::new(modules, &Tree::new(modules));
-        for set in graph.sets().into_iter().filter(|set| set.len() > most) {
-            findings.extend(graph.findings(modules, &set, package.name, most));
+        for set in graph.sets().into_iter().filter(|set| set.len() > FILES_MAX) {
+            findings.extend(graph.findings(modules, &set, package.name));
         }
     }
     findings
@@ -158,7 +153,6 @@ impl Graph {
         modules: &[Module<'_>],
         set: &BTreeSet<usize>,
         name: &str,
-        most: usize,
     ) -> Vec<Finding> {
         let cycle = set.iter().map(|file| self.cycle(*file)).min_by_key(Vec::len).unwrap_or_default();
         let all = set.iter().map(|file| modules[*file].path).collect::<Vec<_>>().join(", ");
@@ -166,7 +160,7 @@ impl Graph {
         let import = |(file, imported): (&usize, &usize)| {
             let (line, path) = (self.0[*file].get(imported).copied().unwrap_or(1), modules[*imported].path);
             let what = format!(
-                "imports {path} in a cycle; {} files of {name} import each other, more than {most}: {all}",
+                "imports {path} in a cycle; {} files of {name} import each other, more than {FILES_MAX}: {all}",
                 set.len()
             );
             Finding::new(modules[*file].path, line, what, ADVICE)

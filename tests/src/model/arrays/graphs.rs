@@ -7,7 +7,7 @@ use super::world::{Real, Slot, Step, World, turns, with, write_twin_view, write_
 use crate::array::ndarray::{ArrayD, IxDyn, arr0};
 use crate::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GpuGraph, GraphError, GraphScalar, Number, Out};
 use crate::model::operation::Pick;
-use crate::model::world::text;
+use crate::model::step::text;
 
 /// A graph and its operations.
 pub(super) struct Built<T> {

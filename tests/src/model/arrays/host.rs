@@ -7,7 +7,7 @@ use super::views::{Look, of_twin_mut, turned_mut};
 use super::world::{Real, Step, World, numbered, same, turns, with};
 use crate::array::ndarray::ArrayViewMutD;
 use crate::model::operation::Pick;
-use crate::model::world::text;
+use crate::model::step::text;
 use crate::pool::MemoryRange;
 
 impl<T: Value> World<'_, T> {

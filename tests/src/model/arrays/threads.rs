@@ -8,7 +8,7 @@ use super::world::{
 use crate::array::ndarray::{ArrayViewMutD, Axis, IxDyn, SliceInfoElem, arr0};
 use crate::array::{Gpu, GpuViewMut};
 use crate::model::operation::Pick;
-use crate::model::world::text;
+use crate::model::step::text;
 
 /// One half of an array, and its steps: each with the stream and its device.
 struct Half<'a, T> {

@@ -7,7 +7,7 @@ use super::world::{Real, Step, World, numbered, turns};
 use crate::array::ndarray::{ArrayD, IxDyn};
 use crate::array::{ArrayError, Download, GpuArray, PinnedArray, Rejected, Upload, UploadSource};
 use crate::model::operation::Pick;
-use crate::model::world::text;
+use crate::model::step::text;
 use std::fmt;
 
 /// A transfer in flight.

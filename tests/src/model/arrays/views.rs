@@ -6,7 +6,7 @@ use crate::array::ndarray::{
 };
 use crate::array::{ArrayError, GpuView, GpuViewMut};
 use crate::model::operation::Pick;
-use crate::model::world::text;
+use crate::model::step::text;
 
 /// A view of an array.
 #[derive(Clone, Debug)]

@@ -17,8 +17,8 @@ use crate::array::{
 };
 use crate::model::operation::Pick;
 use crate::model::places::of_its_own;
+use crate::model::step::text;
 use crate::model::subject::Subject;
-use crate::model::world::text;
 use crate::pool::{Device, Stream};
 use crate::sys::{Driver, Table};
 use gpumem_sim::{Sim, SimConfig};
