@@ -188,7 +188,8 @@ impl Stream {
         self.0.kind == Kind::Owned
     }
 
-    /// The number of its id while any thread may use the fast path for it, otherwise 0.
+    /// The number of its id while threads may use the fast path for it, otherwise 0. For a thread's default stream, no other thread has a
+    /// cache that the fast path could find.
     #[inline]
     pub(crate) fn fast_path_id(&self) -> u64 {
         self.0.fast_path_id.load(Ordering::Relaxed)
@@ -211,12 +212,10 @@ impl Stream {
         if self.check_usable().is_err() || !self.clocks().mark_if_wanted(self.stream_index()) {
             return;
         }
-        if !matches!(self.0.kind, Kind::OfThread(_)) {
-            self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
-            // Another thread may have retired it since: at least one of the two threads sees the other's store.
-            if self.0.is_retired.load(Ordering::SeqCst) {
-                self.0.fast_path_id.store(0, Ordering::SeqCst);
-            }
+        self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
+        // Another thread may have retired it since: at least one of the two threads sees the other's store.
+        if self.0.is_retired.load(Ordering::SeqCst) {
+            self.0.fast_path_id.store(0, Ordering::SeqCst);
         }
     }
 
@@ -288,7 +287,6 @@ impl Inner {
     }
 
     fn new(device: &Device, raw: CUstream, id: StreamId, driver_id: Option<u64>, kind: Kind) -> Self {
-        let fast_path_id = if matches!(kind, Kind::OfThread(_)) { 0 } else { id.as_u64() };
         Self {
             device: device.clone(),
             raw: Handle(raw),
@@ -298,7 +296,7 @@ impl Inner {
             is_retired: AtomicBool::new(false),
             captures_for_good: AtomicBool::new(false),
             retirement: Mutex::new(()),
-            fast_path_id: AtomicU64::new(fast_path_id),
+            fast_path_id: AtomicU64::new(id.as_u64()),
             calls: Calls::default(),
             unmarked_bytes: AtomicU64::new(0),
             due_bytes: AtomicU64::new(UNMARKED_MIN_BYTES),

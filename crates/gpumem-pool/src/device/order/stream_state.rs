@@ -14,6 +14,7 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 /// The properties of a new stream that the clocks need.
@@ -24,6 +25,8 @@ pub(crate) struct StreamParts {
     pub(crate) no_waits: bool,
     /// True if the legacy stream's work follows its work.
     pub(crate) is_blocking: bool,
+    /// The thread whose default stream it is.
+    pub(crate) thread: Option<ThreadId>,
 }
 
 /// The time during which the driver may be called with a stream's handle.
@@ -66,6 +69,11 @@ struct LiveStream {
     raw: Handle<CUstream_st>,
     life: Life,
     no_waits: bool,
+    #[cfg_attr(
+        not(feature = "backend-caching"),
+        expect(dead_code, reason = "only thread caches depend on it")
+    )]
+    thread: Option<ThreadId>,
     /// A marker was requested that only calls naming the stream can record: the next such call records it.
     is_wanted: bool,
     /// The stream whose next naming call takes the slow path. Set for streams that only calls naming them may mark.
@@ -149,8 +157,8 @@ impl StreamState {
     /// Gives the index to a new stream. Returns the former stream's state, which is complete, to be dropped where no
     /// lock is held.
     pub(super) fn open(&mut self, device: &PrimaryContext, parts: &StreamParts) -> Self {
-        let StreamParts { raw, life, no_waits, is_blocking } = *parts;
-        let stream = LiveStream { raw: Handle(raw), life, no_waits, is_wanted: false, stream: None };
+        let StreamParts { raw, life, no_waits, is_blocking, thread } = *parts;
+        let stream = LiveStream { raw: Handle(raw), life, no_waits, thread, is_wanted: false, stream: None };
         let mut state =
             Self { stream: Some(stream), device: Some(device.downgrade()), is_blocking, ..Self::empty() };
         core::mem::swap(self, &mut state);
@@ -221,6 +229,13 @@ impl Locked<'_> {
     /// True if only calls that name the stream may touch it.
     pub(super) fn is_named_only(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life == Life::Named)
+    }
+
+    /// True if it is the default stream of a thread other than this one.
+    #[cfg(feature = "backend-caching")]
+    pub(super) fn is_of_other_thread(&self) -> bool {
+        let thread = self.state.stream.as_ref().and_then(|stream| stream.thread);
+        thread.is_some_and(|thread| thread != std::thread::current().id())
     }
 
     /// Requests a marker that only a call naming the stream can record. Returns the stream whose fast path must be

@@ -47,6 +47,12 @@ impl Clocks {
         self.stream_states.lock(index).is_some_and(|state| state.is_named_only())
     }
 
+    /// True if the stream is the default stream of a thread other than this one.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn is_of_other_thread(&self, index: StreamIndex) -> bool {
+        self.stream_states.lock(index).is_some_and(|state| state.is_of_other_thread())
+    }
+
     /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops, so it never blocks. A
     /// stream whose state another thread holds is skipped; a later request for its memory marks it.
     pub(crate) fn want_marks(&self, indices: impl Iterator<Item = StreamIndex>) {

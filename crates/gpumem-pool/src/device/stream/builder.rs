@@ -85,7 +85,7 @@ impl StreamBuilder {
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuStreamCreateWithPriority(&mut raw, flags, priority)? };
         let opened = driver_id(&device, raw).and_then(|driver_id| {
-            let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false };
+            let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false, thread: None };
             Ok((driver_id, device.clocks().open(device.primary(), &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| device.destroy(Object::Stream(raw)))?;

@@ -221,7 +221,8 @@ impl Stream {
         }
         let driver_id = Self::name_of(device, raw, life, is_capturing)?;
         let is_blocking = !is_capturing && is_blocking(device, raw);
-        let parts = StreamParts { raw, life, no_waits, is_blocking };
+        let thread = if let Kind::OfThread(thread) = kind { Some(thread) } else { None };
+        let parts = StreamParts { raw, life, no_waits, is_blocking, thread };
         let make = |id: StreamId| {
             let stream = Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
             stream.list();
