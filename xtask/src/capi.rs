@@ -4,11 +4,10 @@
 
 pub(crate) mod python;
 
+use crate::workspace::programs;
 use crate::{drop_in, workspace};
 use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::Message;
 use std::fs;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -33,7 +32,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 fn lay_out(folder: &Path) -> Result<PathBuf> {
     ensure!(cfg!(target_os = "linux"), "the C library is laid out for Linux");
     let folder = std::path::absolute(folder)?;
-    let libraries = build()?;
+    let libraries = programs::library("gpumem-capi")?;
     let (lib, include) = (folder.join("lib"), folder.join("include"));
     fs::create_dir_all(lib.join("pkgconfig"))?;
     fs::create_dir_all(&include)?;
@@ -53,24 +52,6 @@ fn lay_out(folder: &Path) -> Result<PathBuf> {
     let pc = fs::read_to_string(package().join("gpumem.pc.in"))?;
     fs::write(lib.join("pkgconfig/gpumem.pc"), pc.replace("@VERSION@", env!("CARGO_PKG_VERSION")))?;
     Ok(folder)
-}
-
-fn build() -> Result<Vec<PathBuf>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(workspace::root()).args(["build", "--release", "--package", "gpumem-capi"]);
-    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().context("cargo cannot be started")?;
-    let output = child.stdout.take().context("cargo has no output")?;
-    let mut libraries = Vec::new();
-    for message in Message::parse_stream(BufReader::new(output)) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
-        if artifact.target.name == "gpumem_capi" {
-            libraries.extend(artifact.filenames.into_iter().map(PathBuf::from));
-        }
-    }
-    ensure!(child.wait()?.success(), "cargo build --release --package gpumem-capi failed");
-    Ok(libraries)
 }
 
 /// A program, its compiler and the standard of its language.

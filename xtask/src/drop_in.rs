@@ -3,12 +3,11 @@
 //! Refuses folders that are on a library path by default: from cargo's own folders the library would pose as the GPU of every
 //! program that cargo runs. Never overwrites a real driver.
 
+use crate::workspace::programs;
 use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::Message;
 use std::fs;
-use std::io::{BufReader, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -38,11 +37,13 @@ pub(crate) fn lay_out(folder: &Path) -> Result<PathBuf> {
     let folder = std::path::absolute(folder)?;
     check_folder(&folder, std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default().as_ref())?;
     check_contents(&folder)?;
-    let library = build()?;
+    let files = programs::library("gpumem-libcuda")?;
+    let library = files.iter().find(|file| file.extension().is_some_and(|extension| extension == "so"));
+    let library = library.context("cargo reported no shared library")?;
     fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;
     // Written beside the old file and renamed over it: a program may have the old one mapped.
     let (new, place) = (folder.join(".libcuda.so.1.new"), folder.join("libcuda.so.1"));
-    fs::copy(&library, &new).with_context(|| format!("{} cannot be written", new.display()))?;
+    fs::copy(library, &new).with_context(|| format!("{} cannot be written", new.display()))?;
     fs::rename(&new, &place)?;
     // A link, because the loader would load two files as two drivers.
     link("libcuda.so.1", &folder.join("libcuda.so"))?;
@@ -105,24 +106,6 @@ fn check_contents(folder: &Path) -> Result<()> {
 
 /// The symbol that identifies the library, as in its string table.
 const MARKER: &[u8] = b"gpumem_simulator";
-
-fn build() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(crate::workspace::root()).args(["build", "--release", "--package", "gpumem-libcuda"]);
-    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().context("cargo cannot be started")?;
-    let output = child.stdout.take().context("cargo has no output")?;
-    let mut library = None;
-    for message in Message::parse_stream(BufReader::new(output)) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
-        if artifact.target.name == "gpumem_libcuda" {
-            library = artifact.filenames.into_iter().find(|file| file.extension() == Some("so"));
-        }
-    }
-    ensure!(child.wait()?.success(), "cargo build --release --package gpumem-libcuda failed");
-    Ok(library.context("cargo reported no library")?.into())
-}
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {

@@ -60,9 +60,9 @@ fn clippy() -> Result<Outcome> {
 /// Runs suites of arrays again, on a backend that frees at once, and checks the choices of backends that no other step builds.
 fn backends() -> Result<Outcome> {
     // What is left out concerns memory that is kept, or freed without a wait.
-    let suites = ["gpumem-array/array", "gpumem-adapt/out_of_memory"];
-    let args = "--skip growable:: --skip losses:: --skip waits::";
-    run_built(&suites, args, ("GPUMEM_POOL", "none"))?;
+    let none = ("GPUMEM_POOL", "none");
+    run_built(&["gpumem-array/array"], "--skip growable:: --skip losses:: --skip waits::", none)?;
+    run_built(&["gpumem-adapt/adapt"], "out_of_memory::", none)?;
     for features in ["pool", "adapt,backend-native"] {
         cargo(&format!("clippy --quiet {FACADE} --features={features} -- -D warnings")).run()?;
     }
@@ -147,7 +147,7 @@ fn devices() -> Result<Outcome> {
 /// Runs test programs, given as `FOLDER/NAME`, that the step `test` has built. Any other choice of targets may have other features of
 /// dependencies, and would compile nearly all again.
 fn run_built(names: &[&str], args: &str, variable: (&str, &str)) -> Result<()> {
-    let built = programs::build(&["test", "--no-run", "--workspace"])?;
+    let built = programs::build(&programs::TESTS)?;
     for name in names {
         let program = built.iter().find(|built| {
             let folder = built.manifest.parent().and_then(|folder| folder.file_name());
@@ -246,8 +246,14 @@ fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
 }
 
 fn examples() -> Result<Outcome> {
-    for example in ["train", "kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
-        cargo(&format!("run --quiet --example {example}")).run()?;
+    let built = programs::build(&programs::TESTS)?;
+    for name in ["train", "kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
+        let example = built.iter().find(|built| built.kind == programs::Kind::Example && built.name == name);
+        program_of(example.with_context(|| format!("there is no example {name}"))?, "").run()?;
+    }
+    if IS_FULL.load(Ordering::Relaxed) {
+        // The README's main job.
+        cargo("run --release --example train").run()?;
     }
     Ok(Outcome::Passed)
 }

@@ -42,7 +42,7 @@ pub(super) fn suites() -> Result<Vec<Suite>> {
 /// The same programs as `cargo test --workspace` builds them: without feature `gpu` and unoptimised. Each GPU case has a twin on the
 /// simulator, so a suite without cases is found without a second build.
 pub(super) fn programs_on_simulator() -> Result<Vec<Program>> {
-    let mut built = programs::build(&["test", "--no-run", "--workspace"])?;
+    let mut built = programs::build(&programs::TESTS)?;
     let examples: Vec<_> = built.extract_if(.., |built| built.kind == programs::Kind::Example).collect();
     let manifest = crate::workspace::root().join("tests/Cargo.toml");
     built.retain(|built| built.manifest == manifest);

@@ -148,12 +148,7 @@ impl Graph {
     }
 
     /// A finding for each import of a shortest cycle in a set.
-    fn findings(
-        &self,
-        modules: &[Module<'_>],
-        set: &BTreeSet<usize>,
-        name: &str,
-    ) -> Vec<Finding> {
+    fn findings(&self, modules: &[Module<'_>], set: &BTreeSet<usize>, name: &str) -> Vec<Finding> {
         let cycle = set.iter().map(|file| self.cycle(*file)).min_by_key(Vec::len).unwrap_or_default();
         let all = set.iter().map(|file| modules[*file].path).collect::<Vec<_>>().join(", ");
         let next = cycle.iter().cycle().skip(1);

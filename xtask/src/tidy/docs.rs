@@ -112,7 +112,7 @@ const TEST_FOLDERS: [(&str, &str); 10] = [
     ("trace-src/", "crates/gpumem-trace/src/"),
     ("sim/", "crates/gpumem-sim/tests/sim/"),
     ("array/", "crates/gpumem-array/tests/array/"),
-    ("adapt/", "crates/gpumem-adapt/tests/"),
+    ("adapt/", "crates/gpumem-adapt/tests/adapt/"),
     ("tests/", "tests/"),
 ];
 

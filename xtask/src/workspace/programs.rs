@@ -5,6 +5,7 @@ use cargo_metadata::{Artifact, Message, MetadataCommand};
 use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A program that cargo has built.
 #[derive(Clone)]
@@ -40,22 +41,52 @@ impl Kind {
 
 /// Runs cargo and collects the programs that it reports, by name.
 pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(super::root()).args(args).arg("--message-format=json-render-diagnostics");
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be started")?;
-    let output = child.stdout.take().context("cargo has no output")?;
     let mut programs = Vec::new();
-    for message in Message::parse_stream(BufReader::new(output)) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
+    artifacts(args, |artifact| {
         let (kind, manifest) = (Kind::of(&artifact), artifact.manifest_path.into());
         if let Some(program) = artifact.executable {
             programs.push(Built { name: artifact.target.name, kind, manifest, program: program.into() });
         }
-    }
-    ensure!(child.wait()?.success(), "cargo {} failed", args.join(" "));
+    })?;
     programs.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(programs)
+}
+
+/// The command that builds what the step `test` runs. A package alone may have other features of its dependencies.
+pub(crate) const TESTS: [&str; 3] = ["test", "--no-run", "--workspace"];
+
+/// True if [`library`] returns what the tests were built with, which takes no time. Otherwise it is optimised.
+pub(crate) static IS_AS_TESTED: AtomicBool = AtomicBool::new(false);
+
+/// Builds a package's library, and returns its files: the shared one, the static one and Rust's.
+pub(crate) fn library(package: &str) -> Result<Vec<PathBuf>> {
+    let optimised = ["build", "--release", "--package", package];
+    let args: &[&str] = if IS_AS_TESTED.load(Ordering::Relaxed) { &TESTS } else { &optimised };
+    let (name, mut files) = (package.replace('-', "_"), Vec::new());
+    artifacts(args, |artifact| {
+        if artifact.target.name == name && !artifact.profile.test {
+            files.extend(artifact.filenames.into_iter().map(PathBuf::from));
+        }
+    })?;
+    ensure!(!files.is_empty(), "cargo {} reported no library of {package}", args.join(" "));
+    Ok(files)
+}
+
+/// Runs cargo and passes on what it reports.
+fn artifacts(args: &[&str], mut each: impl FnMut(Artifact)) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(super::root()).args(args).arg("--message-format=json-render-diagnostics");
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cargo cannot be started")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    for message in Message::parse_stream(BufReader::new(output)) {
+        if let Message::CompilerArtifact(artifact) = message? {
+            each(artifact);
+        }
+    }
+    ensure!(child.wait()?.success(), "cargo {} failed", args.join(" "));
+    Ok(())
 }
 
 /// Builds every bench of the workspace with the arguments of a profile, such as `--release`.

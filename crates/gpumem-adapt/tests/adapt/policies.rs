@@ -1,7 +1,5 @@
 //! Element policies: the types that elements have at the target, and the side on which they are converted.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::kind::{Device, Unified};
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::{self, Pool};

@@ -1,7 +1,5 @@
 //! `#[derive(Adapt)]`: models of every shape there and back, shared parts, and failures in the middle.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::kind::{Device, Unified};
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::sys::types::{CUdeviceptr, CUstream};

@@ -1,7 +1,5 @@
 //! Checkpoints: every type and shape there and back, damaged and hostile files, and failures in the middle.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use core::fmt::Debug;
 use gpumem_adapt::array::ndarray::{Array1, ArrayD, Ix0, Ix1, Ix2, IxDyn, array, s};
 use gpumem_adapt::array::pool::sys::{CUresult, Driver};

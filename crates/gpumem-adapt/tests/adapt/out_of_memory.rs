@@ -1,7 +1,5 @@
 //! `is_out_of_memory` of the errors of every layer, for every way in which memory can be refused.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::ndarray::{arr0, array};
 #[cfg(target_os = "linux")]
 use gpumem_adapt::array::pool::SocketError;

@@ -3,8 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-mod machine;
-
+use crate::machine::{COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
 use gpumem_adapt::array::kind;
 use gpumem_adapt::array::ndarray::{Array1, Array2, CowArray, Dimension, Ix1, Ix2};
 use gpumem_adapt::array::pool::sys::CUresult;
@@ -15,7 +14,6 @@ use gpumem_adapt::{
     feed_stream, try_feed,
 };
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
-use machine::{COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

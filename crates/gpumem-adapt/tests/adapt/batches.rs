@@ -1,14 +1,12 @@
 //! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
 
-mod machine;
-
+use crate::machine::{BUFFER_BYTES, COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
 use gpumem_adapt::array::ndarray::{Array, Array1, Array2, ArrayD, ArrayView2, Axis, Ix1, IxDyn, s};
 use gpumem_adapt::array::pool::sys::CUresult;
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, StagingOptions, UnifiedArray};
 use gpumem_adapt::{Adapt, AdaptError, Host, Rows, Source, batches, feed, feed_stream, try_feed};
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
-use machine::{BUFFER_BYTES, COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;

@@ -1,7 +1,5 @@
 //! Every container and every value that stays as it is: there and back, by value and by reference, with the allocations that are right already.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::ndarray::{Array1, Array2, ArrayView1, Axis, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};

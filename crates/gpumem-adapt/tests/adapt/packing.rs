@@ -1,7 +1,5 @@
 //! Small arrays are uploaded together, and nothing of it can be seen in the values.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, ArrayView2, Ix1, Ix2, ShapeBuilder, s};
 use gpumem_adapt::array::pool::{Device, Limit, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};

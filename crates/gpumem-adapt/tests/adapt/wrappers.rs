@@ -1,7 +1,5 @@
 //! Wrappers keep their type on the way to the device and back, and print the same matrix on both sides.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Ix1, Ix2, Ix3, ShapeBuilder, array};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, UnifiedArray};

@@ -1,7 +1,5 @@
 //! There and back is the identity: random nested values, every kind of memory, copied and moved.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests too
-
 use gpumem_adapt::array::Gpu;
 use gpumem_adapt::array::kind::Device;
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, Ix3, ShapeBuilder};
