@@ -618,9 +618,9 @@ impl Pool {
         let (sleeping, device) = (state.backend().sleeping()?, self.device());
         device.check_runs(operation)?;
         device.sleepers().check_not_in_call()?;
-        let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| obstacle.of(state.name()))?;
-        // A refusal here does not affect other threads. Checked again below, for a loan that begins in between.
+        // Before the state changes, so that a refusal does not affect other threads. Checked again below, for a loan that begins in between.
         check_not_lent(device, sleeping).map_err(|obstacle| obstacle.of(state.name()))?;
+        let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| obstacle.of(state.name()))?;
         state.take_cache_key();
         device.sleepers().add(state.id().number(), state.name().shared(), sleeping.addresses());
         device.sleepers().let_calls_end();

@@ -24,9 +24,12 @@ pub(super) fn programs() -> Result<Vec<Program>> {
     let tests = ["test", "--no-run", "--package", PACKAGE, "--lib", "--tests", "--features", "gpu"];
     let mut programs = tests_of(programs::build(&tests)?);
     check_cases(&programs, "cuda::")?;
-    for (package, example) in EXAMPLES {
-        let built = programs::build(&["build", "--release", "--package", package, "--example", example])?;
-        programs.push(example_of(built, example)?);
+    // One command, because separate ones would build the dependencies with different features.
+    let mut examples = vec!["build", "--release"];
+    examples.extend(EXAMPLES.iter().flat_map(|(package, example)| ["--package", package, "--example", example]));
+    let built = programs::build(&examples)?;
+    for (_, example) in EXAMPLES {
+        programs.push(example_of(built.clone(), example)?);
     }
     Ok(programs)
 }
@@ -49,8 +52,7 @@ pub(super) fn programs_on_simulator() -> Result<Vec<Program>> {
     let mut programs = tests_of(built);
     check_cases(&programs, "sim::")?;
     for (_, example) in EXAMPLES {
-        let named = examples.iter().filter(|built| built.name == example).cloned().collect();
-        programs.push(example_of(named, example)?);
+        programs.push(example_of(examples.clone(), example)?);
     }
     Ok(programs)
 }
@@ -94,7 +96,7 @@ fn check_cases(programs: &[Program], part: &str) -> Result<()> {
 }
 
 fn example_of(built: Vec<Built>, name: &str) -> Result<Program> {
-    let example = built.into_iter().find(|built| built.kind == programs::Kind::Example);
+    let example = built.into_iter().find(|built| built.kind == programs::Kind::Example && built.name == name);
     let example = example.with_context(|| format!("cargo built no example {name}"))?;
     Ok(Program { name: example.name, kind: Kind::Example, path: example.program })
 }
