@@ -17,7 +17,7 @@ use gpumem_tests::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GraphError, Pin
 use gpumem_tests::driver::count_calls;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::harness::cases::skip;
-use gpumem_tests::pool::{BackendKind, CaptureMode, Device, Pool};
+use gpumem_tests::pool::{BackendKind, Capture, CaptureMode, Device, Pool};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed, for_each_seed_with_gates};
 use gpumem_trace::calls::reading;
@@ -79,7 +79,7 @@ fn values_exist_through_a_launch(driver: &Driver) {
     drop(leaked);
 
     // A capture of a stream alone does not include arrays.
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     assert_eq!(refusal(x.try_mul(2.0)), GraphError::StreamCaptures);
     assert_eq!(refusal(Vector::from_elem(&gpu, LEN, 1.0)), GraphError::StreamCaptures);
     drop(capture);
@@ -125,7 +125,7 @@ fn captures_do_not_spread(driver: &Driver) {
 
     // A stream captured without arrays is not waited for either.
     let fork = gpu.fork().unwrap();
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     check(&w.on(&fork).try_add(1.0).unwrap(), 14.0);
     check(&filled(&fork, 4.0), 4.0);
     capture.end().unwrap();

@@ -11,7 +11,7 @@ use gpumem_tests::adapt::{
 };
 use gpumem_tests::array::ndarray::{Array1, Ix1};
 use gpumem_tests::array::{Gpu, GpuArray, GpuGraph, KernelSource, PinnedArray, StagingOptions, UnifiedArray};
-use gpumem_tests::pool::{CaptureMode, Device, Keep, MemoryKind, MemoryRange, Pool, Reclaimable, Stream};
+use gpumem_tests::pool::{Capture, CaptureMode, Device, Keep, MemoryKind, MemoryRange, Pool, Reclaimable, Registration, Stream};
 use std::cell::RefCell;
 use std::error::Error;
 use std::path::PathBuf;
@@ -142,7 +142,7 @@ const CALLS: &[Call] = &[
             Ok(captured.join().unwrap()?)
         })
     }),
-    ("begin a capture", |my| finished(my.gpu.stream().begin_capture(CaptureMode::Relaxed)?)),
+    ("begin a capture", |my| finished(Capture::begin(my.gpu.stream(), CaptureMode::Relaxed)?)),
     ("launch a graph", |my| {
         let (mut graph, _) = my.other.capture(|gpu| GpuArray::<f32, _>::ones(gpu, 10))?;
         finished(graph.launch(&my.other).run()?)
@@ -364,7 +364,7 @@ const PLACES: &[Place] = &[
     }),
     ("a reclaim callback", |my, inside| {
         let callback = Arc::new(Callback(inside));
-        let _registration = my.device.register_reclaimable(&callback);
+        let _registration = Registration::new(&my.device, &callback);
         finished(GpuArray::<f32, _>::zeros(&my.gpu, 1 << 28)?)
     }),
     ("an observer of refusals", |my, inside| {

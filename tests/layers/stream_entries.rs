@@ -9,7 +9,7 @@ use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::driver::count_calls;
 use gpumem_tests::pool::adaptor::{Adaptor, Release};
 use gpumem_tests::pool::{
-    BackendKind, Block, CaptureError, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool,
+    BackendKind, Block, CaptureError, Capture, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool,
     PoolError, Stream, StreamError, StreamId,
 };
 use gpumem_tests::sys::Driver;
@@ -76,7 +76,7 @@ const ENTRIES: &[Entry] = &[
     ("Stream::wait", Fine, |stage, stream| stream.wait(&stage.event)),
     ("Stream::wait_for", Fine, |stage, stream| stream.wait_for(&stage.own)),
     ("Stream::wait_for, the other", Fine, |stage, stream| stage.own.wait_for(stream)),
-    ("Stream::begin_capture", Refused, |_, stream| stream.begin_capture(CaptureMode::Relaxed).map(drop)),
+    ("Capture::begin", Refused, |_, stream| Capture::begin(&stream, CaptureMode::Relaxed).map(drop)),
     ("Event::record", Fine, |stage, stream| stage.event.record(stream)),
     ("GpuArray, an operation", Refused, |stage, stream| {
         of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).try_mul(2.0).map(drop)))
@@ -200,7 +200,7 @@ fn a_use_by_another_threads_own_stream_is_not_asked_about() {
         let theirs = scope.spawn(|| Stream::per_thread(&stage.device).unwrap()).join().unwrap();
         (Stream::per_thread(&stage.device).unwrap(), theirs)
     });
-    let capture = mine.begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(&mine, CaptureMode::Relaxed).unwrap();
     let block = stage.pool.alloc(9 * MIB, &stage.own).unwrap();
     block.record_use(&theirs);
     let graph = capture.end().unwrap();
@@ -236,7 +236,7 @@ fn a_stream_that_captures() {
         let stage = Stage::new(&driver(1));
         stage.event.record(&stage.own).unwrap();
         let stream = Stream::new(&stage.device).unwrap();
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let outcome = entry(&stage, &stream);
         match expected {
             Refused => assert!(

@@ -295,7 +295,7 @@ fn of_pools(text: &str, texts: &mut Texts) {
     let host = Pool::builder(&device).kind(MemoryKind::Host).name(text).build().unwrap();
     texts.add_debug(&PinnedAllocator::new(&host, &stream).unwrap());
     texts.check_data(&status, 60 * text.len() + BYTES_MAX);
-    texts.check_data(&device.pools(), 60 * text.len() + BYTES_MAX);
+    texts.check_data(&Pool::list(&device), 60 * text.len() + BYTES_MAX);
     texts.check_data(&status.tags, 60 * text.len() + BYTES_MAX);
     texts.check_data(&tracking.live().blocks, 60 * text.len() + BYTES_MAX);
     texts.check_data(&tracking.live(), 60 * text.len() + BYTES_MAX);

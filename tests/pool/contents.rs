@@ -4,7 +4,7 @@ use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{self, Link};
 use gpumem_tests::pool::{
-    BackendKind, BadArgument, Block, CaptureError, CaptureMode, Device, MemoryKind, Pool, PoolError, Stream,
+    BackendKind, BadArgument, Block, CaptureError, Capture, CaptureMode, Device, MemoryKind, Pool, PoolError, Stream,
     StreamError, Unsupported,
 };
 use gpumem_tests::sys::Driver;
@@ -169,7 +169,7 @@ cases! {
             let source = pool.alloc_zeroed(KIB, &other).unwrap();
             other.synchronize().unwrap();
             let in_use = pool.status().unwrap().in_use_bytes;
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
             let refused = [
                 pool.alloc_zeroed(KIB, &stream).map(drop),
                 block.copy_from_host(0, &[1_u8], &stream),
@@ -209,7 +209,7 @@ cases! {
             let gate = StreamGate::on(&earlier).unwrap();
             last.fill(0..size_bytes, 1_u8, &earlier).unwrap();
             drop(last);
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
             let mut part = pool.alloc(size_bytes, &stream).unwrap();
             capture.end().unwrap();
             part.fill(0..size_bytes, 2_u8, &stream).unwrap();
@@ -226,7 +226,7 @@ cases! {
         let pool = Pool::new(&device).unwrap();
         let mut block = pool.alloc(KIB, &other).unwrap();
         let gate = StreamGate::on(&other).unwrap();
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         assert!(matches!(block.fill(0..8, 1_u8, &stream), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
         let graph = capture.end().unwrap().instantiate().unwrap();
         // SAFETY: the graph has no work.

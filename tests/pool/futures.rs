@@ -2,7 +2,7 @@
 
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
-use gpumem_tests::pool::{CaptureError, CaptureMode, Completion, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{CaptureError, Capture, CaptureMode, Completion, Device, Event, Pool, PoolError, Stream};
 use pollster::block_on;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -187,7 +187,7 @@ cases! {
         let event = Event::new(&device).unwrap();
         let gate = close_gate(&other);
         let before = other.completion();
-        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
         event.record(&stream).unwrap();
         assert!(matches!(block_on(&stream), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
         assert!(matches!(block_on(&event), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));

@@ -7,7 +7,7 @@ use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::adaptor::Fallback;
 use gpumem_tests::pool::{
-    CaptureError, CaptureMode, Device, MemoryKind, PinnedAllocator, PinnedVec, Pool, PoolError, Stream,
+    CaptureError, Capture, CaptureMode, Device, MemoryKind, PinnedAllocator, PinnedVec, Pool, PoolError, Stream,
     Unsupported,
 };
 use gpumem_tests::sys::Driver;
@@ -127,7 +127,7 @@ cases! {
             }
             assert!(allocator.allocate(Layout::from_size_align(64, 1 << 40).unwrap()).is_err());
             drop(held);
-            let capture = allocator.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(allocator.stream(), CaptureMode::Relaxed).unwrap();
             let refused = allocator.vec_with_capacity::<u8>(100).map(drop);
             assert!(matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{refused:?}");
             capture.end().unwrap();

@@ -7,7 +7,7 @@ use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, each_setting};
 use gpumem_tests::pool::adaptor::{Budget, Fallback, Guard};
 use gpumem_tests::pool::{
-    Advice, BackendKind, Block, Bytes, CaptureMode, Device, MemoryKind, Pool, PoolBuilder, PoolError,
+    Advice, BackendKind, Block, Bytes, Capture, CaptureMode, Device, MemoryKind, Pool, PoolBuilder, PoolError,
     Profile, RefusedBy, Stream,
 };
 use gpumem_tests::sys::types::CUdeviceptr;
@@ -407,7 +407,7 @@ cases! {
         on_each_backend(driver, |subject| {
             let (pool, stream) = (subject.builder().hard_limit(1 << 30).build().unwrap(), subject.stream());
             let used = pool.alloc(300 * MIB, &stream).unwrap();
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
             let [scratch, result] = [300, 64].map(|size| pool.alloc(size * MIB, &stream).unwrap());
             used.record_use(&stream);
             drop((used, scratch));
@@ -426,7 +426,7 @@ cases! {
         on_each_backend(driver, |subject| {
             let (pool, stream) = (subject.builder().hard_limit(1 << 30).build().unwrap(), subject.stream());
             let other = subject.stream();
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
             let scratch = pool.alloc(600 * MIB, &stream).unwrap();
             drop(scratch);
             let error = pool.alloc(500 * MIB, &other).unwrap_err();

@@ -155,7 +155,7 @@ impl Gpu {
         let id = recording.id();
         let gpu = self.for_capture(recording)?;
         // Relaxed: the stream is private, so the capture and other calls cannot interfere.
-        let mut open = OpenCapture { capture: Some(gpu.stream().begin_capture(CaptureMode::Relaxed)?), gpu };
+        let mut open = OpenCapture { capture: Some(Capture::begin(gpu.stream(), CaptureMode::Relaxed)?), gpu };
         let made = work(&CaptureGpu { gpu: open.gpu.clone(), outside: self.clone() })?;
         let mut keeper = Keeper::new(id);
         let tokens = made.keep(&mut keeper)?;
@@ -240,7 +240,7 @@ impl CaptureGpu {
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if the allocation or a driver call fails; [`ArrayError::Graph`] after the capture, or if the stream of the
-    /// `Gpu` that captures is in a capture that `Stream::begin_capture` began.
+    /// `Gpu` that captures is in a capture that `Capture::begin` began.
     pub fn scalar<T: Element>(&self, value: T) -> Result<GraphScalar<T>, ArrayError> {
         const { check_layout::<T>() };
         let recording = self.gpu.recording().ok_or(GraphError::CaptureEnded)?;

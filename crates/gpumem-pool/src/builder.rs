@@ -142,7 +142,7 @@ impl PoolBuilder {
         Ok(self)
     }
 
-    /// Names the pool: reports, [`Status`](crate::Status), [`Device::pools`] and `Debug` list it under this name. Two pools may
+    /// Names the pool: reports, [`Status`](crate::Status), [`Pool::list`] and `Debug` list it under this name. Two pools may
     /// have one name. A pool without a name is listed under its number.
     ///
     /// ```

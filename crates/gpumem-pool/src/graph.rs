@@ -1,6 +1,6 @@
 //! [`Capture`], [`Graph`], [`GraphExec`]: work that is recorded once and launched many times.
 //!
-//! Between [`Stream::begin_capture`] and [`Capture::end`], work queued on the stream becomes part of a graph instead of
+//! Between [`Capture::begin`] and [`Capture::end`], work queued on the stream becomes part of a graph instead of
 //! running. The memory that it uses is handled as follows:
 //!
 //! - *Blocks allocated while their stream captures* belong to the graph. Their addresses stay valid, and their memory
@@ -22,7 +22,7 @@ pub use foreign::ForeignCaptures;
 
 use crate::device::any_stream::close_for_end;
 use crate::device::capture_end::{end_of, run_again};
-use crate::device::{Device, Handle, Object, Part, Stream};
+use crate::device::{Device, Handle, Object, Stream};
 use crate::error::{CaptureError, PoolError, not_forked};
 use crate::pool::GraphMemory;
 use core::fmt;
@@ -73,7 +73,7 @@ pub struct Capture {
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
 ///
-/// let capture = stream.begin_capture(CaptureMode::Global)?;
+/// let capture = Capture::begin(&stream, CaptureMode::Global)?;
 /// let scratch = pool.alloc(1 << 20, &stream)?; // owned by the graph
 /// // … queue work that uses `scratch.address()` on `stream` …
 /// drop(scratch);
@@ -102,61 +102,6 @@ struct Hold {
     graph: u64,
 }
 
-impl Stream {
-    /// Begins to capture the work queued on this stream, instead of running it. Streams that are made to wait for this
-    /// stream join the capture.
-    ///
-    /// Waits for calls on other threads that are queueing work on this stream, so that all of their work runs. The end
-    /// of the capture waits for such calls too, so that all of their work is captured.
-    ///
-    /// # Errors
-    ///
-    /// - [`PoolError::Capture`] if the stream is already capturing or its capture is broken, during a copy to or from borrowed memory, if
-    ///   another call does not finish queueing work on the stream within a quarter of a second, or if the driver does not report the new
-    ///   capture.
-    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
-    ///   as for [`Stream::synchronize`].
-    pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
-        self.device().check_open()?;
-        self.check_usable()?;
-        let captures = self.clocks().captures();
-        // Held until the capture is recorded below: a call that queues work checks for it first.
-        let _alone = self.close_for_capture()?;
-        let _quiet = self.device().begin_capture();
-        captures.announce();
-        let begun = self.check_runs("beginning a capture").and_then(|()| {
-            let begun = self.clocks().begin_capture(self.stream_index(), mode.raw())?;
-            begun.ok_or(PoolError::Capture(CaptureError::Broken))
-        });
-        let graph = begun.inspect_err(|_| captures.withdraw())?;
-        // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
-        let memory = GraphMemory::of(self.device().clocks());
-        memory.begin(graph, graph);
-        captures.begin(graph, &self.shared());
-        let hold = Hold { device: self.device().clone(), memory, graph };
-        Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
-    }
-
-    /// True if work queued on this stream now becomes part of a capture, which [`Stream::begin_capture`] began on this stream or on one
-    /// that it has waited for.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as
-    /// for [`Stream::synchronize`].
-    #[inline]
-    pub fn is_capturing(&self) -> Result<bool, PoolError> {
-        self.check_usable()?;
-        if self.clocks().captures().is_open() { self.is_part_of_capture() } else { Ok(false) }
-    }
-
-    #[cold]
-    fn is_part_of_capture(&self) -> Result<bool, PoolError> {
-        not_forked()?;
-        Ok(self.part()? != Part::Runs)
-    }
-}
-
 impl CaptureMode {
     fn raw(self) -> CUstreamCaptureMode {
         match self {
@@ -168,6 +113,40 @@ impl CaptureMode {
 }
 
 impl Capture {
+    /// Begins to capture the work queued on a stream, instead of running it. Streams that are made to wait for it
+    /// join the capture.
+    ///
+    /// Waits for calls on other threads that are queueing work on the stream, so that all of their work runs. The end
+    /// of the capture waits for such calls too, so that all of their work is captured.
+    ///
+    /// # Errors
+    ///
+    /// - [`PoolError::Capture`] if the stream is already capturing or its capture is broken, during a copy to or from borrowed memory, if
+    ///   another call does not finish queueing work on the stream within a quarter of a second, or if the driver does not report the new
+    ///   capture.
+    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    ///   as for [`Stream::synchronize`].
+    pub fn begin(stream: &Stream, mode: CaptureMode) -> Result<Self, PoolError> {
+        stream.device().check_open()?;
+        stream.check_usable()?;
+        let captures = stream.clocks().captures();
+        // Held until the capture is recorded below: a call that queues work checks for it first.
+        let _alone = stream.close_for_capture()?;
+        let _quiet = stream.device().begin_capture();
+        captures.announce();
+        let begun = stream.check_runs("beginning a capture").and_then(|()| {
+            let begun = stream.clocks().begin_capture(stream.stream_index(), mode.raw())?;
+            begun.ok_or(PoolError::Capture(CaptureError::Broken))
+        });
+        let graph = begun.inspect_err(|_| captures.withdraw())?;
+        // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
+        let memory = GraphMemory::of(stream.device().clocks());
+        memory.begin(graph, graph);
+        captures.begin(graph, &stream.shared());
+        let hold = Hold { device: stream.device().clone(), memory, graph };
+        Ok(Self { stream: stream.clone(), hold, is_ended: false, _thread: PhantomData })
+    }
+
     /// Ends the capture. The stream runs work again, even after an error.
     ///
     /// # Errors

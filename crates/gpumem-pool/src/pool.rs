@@ -49,7 +49,7 @@ use crate::config::{
     ALIGNMENT_MIN, BackendKind, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolName, ignored,
 };
 use crate::device::{Device, Stream, StreamId};
-use crate::error::{NotFound, PoolError, Unsupported, not_forked};
+use crate::error::{NotFound, PoolError, PoolUsage, Unsupported, not_forked};
 use crate::limits::Limits;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use adaptors::{PeakAdaptor, Stack};
@@ -60,6 +60,7 @@ use gpumem_heap::counters::Counters;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
+use listing::Listings;
 pub(crate) use hub::Setup;
 use peak::PeakCounter;
 use request::{Origin, check, ladder, largest, report};
@@ -102,11 +103,35 @@ impl Pool {
             hub.take_cache_key();
             stack.open(&hub);
         }
-        hub.device().list_pool(hub.listing());
+        Listings::on(hub.device()).add(hub.listing());
         let pool = Self(PoolHandle::new(hub, peak, adaptors, stack));
         pool.0.setup().peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         pool.0.open_to_configured()?;
         Ok(pool)
+    }
+
+    /// Lists all pools of a GPU that have a handle or a live block, private pools included, in the order of their
+    /// creation. Pools of all `Device`s opened on one GPU are listed.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).name("training").hard_limit(1 << 30).build()?;
+    /// let cache = pool.private_named("cache", 64 << 20)?;
+    /// let block = cache.alloc(8 << 20, &Stream::new(&device)?)?;
+    /// for pool in Pool::list(&device) {
+    ///     println!("{}: {} of {:?} bytes", pool.name, pool.in_use_bytes, pool.hard_limit_bytes);
+    /// }
+    /// let names: Vec<_> = Pool::list(&device).into_iter().map(|pool| (pool.name, pool.in_use_bytes)).collect();
+    /// assert_eq!(names, [("training".into(), 0), ("training/cache".into(), 8 << 20)]);
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn list(device: &Device) -> Vec<PoolUsage> {
+        Listings::on(device).live().iter().map(|pool| pool.usage()).collect()
     }
 
     /// Allocates `size_bytes` on `stream`. Work queued on `stream` after this call may use the memory. Its contents
@@ -166,7 +191,7 @@ impl Pool {
         request::alloc_ready(*self.0, size_bytes, count_max, stream)
     }
 
-    /// Returns the name under which the pool is listed in reports, [`Status`] and [`Device::pools`]: the name given to
+    /// Returns the name under which the pool is listed in reports, [`Status`] and [`Pool::list`]: the name given to
     /// [`PoolBuilder::name`](crate::PoolBuilder::name), otherwise the number of [`Pool::id`]. The name of a private pool begins with its
     /// parent's name.
     #[must_use]

@@ -4,7 +4,7 @@ use crate::graphs::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with,
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
-use gpumem_tests::pool::{CaptureError, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{CaptureError, Capture, CaptureMode, Device, Event, Pool, PoolError, Stream};
 
 cases! {
     /// Captured work runs at each launch, in memory of the graph, in every mode.
@@ -13,7 +13,7 @@ cases! {
         for mode in MODES {
             each_fixture(driver, |fixture| {
                 let (input, output) = (fixture.alloc(), fixture.alloc());
-                let capture = fixture.stream.begin_capture(mode).unwrap();
+                let capture = Capture::begin(&fixture.stream, mode).unwrap();
                 let scratch = fixture.alloc();
                 fixture.copy(&input, &scratch, &fixture.stream);
                 fixture.copy(&scratch, &output, &fixture.stream);
@@ -33,7 +33,7 @@ cases! {
     fn streams_come_and_go_beside_a_capture(driver: &Driver) {
         each_fixture(driver, |fixture| {
             for mode in MODES {
-                let capture = fixture.stream.begin_capture(mode).unwrap();
+                let capture = Capture::begin(&fixture.stream, mode).unwrap();
                 for _ in 0..3 {
                     let stream = Stream::new(&fixture.device).unwrap();
                     drop(fixture.pool.alloc(SIZE_BYTES, &stream).unwrap());
@@ -73,13 +73,13 @@ cases! {
             refused(fixture.stream.synchronize());
             refused(fixture.stream.is_complete());
             refused(fixture.device.synchronize());
-            refused(fixture.stream.begin_capture(CaptureMode::Global));
+            refused(Capture::begin(&fixture.stream, CaptureMode::Global));
             // SAFETY: the graph is empty.
             refused(unsafe { warm.launch(&fixture.stream) });
             event.record(&fixture.stream).unwrap();
             refused(event.is_complete());
             refused(event.synchronize());
-            let elsewhere = fixture.other.begin_capture(CaptureMode::Global).unwrap();
+            let elsewhere = Capture::begin(&fixture.other, CaptureMode::Global).unwrap();
             refused(fixture.stream.wait_for(&fixture.other));
             drop(elsewhere);
             let exec = executable(capture);
@@ -217,7 +217,7 @@ cases! {
     fn other_threads_go_on(driver: &Driver) {
         for mode in MODES {
             each_fixture(driver, |fixture| {
-                let capture = fixture.stream.begin_capture(mode).unwrap();
+                let capture = Capture::begin(&fixture.stream, mode).unwrap();
                 let inside = fixture.alloc();
                 std::thread::scope(|scope| {
                     for value in 0..2_u8 {

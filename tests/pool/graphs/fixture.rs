@@ -130,7 +130,7 @@ impl Fixture {
     }
 
     pub(crate) fn capture(&self) -> Capture {
-        self.stream.begin_capture(CaptureMode::Global).unwrap()
+        Capture::begin(&self.stream, CaptureMode::Global).unwrap()
     }
 }
 

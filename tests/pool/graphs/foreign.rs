@@ -2,7 +2,7 @@
 
 use crate::graphs::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Block, CaptureError, CaptureMode, ForeignCaptures, PoolError, Stream, StreamError};
+use gpumem_tests::pool::{Block, CaptureError, Capture, CaptureMode, ForeignCaptures, PoolError, Stream, StreamError};
 use gpumem_tests::sys::types::{CUevent_flags, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 // The calls of the other library.
@@ -357,7 +357,7 @@ cases! {
             drop(captures);
             assert_eq!(fixture.in_use_bytes(), before);
             // Captures are not looked for any more.
-            let alone = fixture.stream.begin_capture(CaptureMode::Global).unwrap();
+            let alone = Capture::begin(&fixture.stream, CaptureMode::Global).unwrap();
             drop(alone);
             fixture.end_foreign(captured);
         });

@@ -3,7 +3,7 @@
 use crate::graphs::fixture::{Fixture, SIZE_BYTES, each_fixture, executable};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Block, CaptureMode, Stream};
+use gpumem_tests::pool::{Block, Capture, CaptureMode, Stream};
 use gpumem_tests::sys::CUresult;
 
 cases! {
@@ -36,7 +36,7 @@ cases! {
     #[serial_test::serial]
     fn a_capture_reuses_what_it_drops(driver: &Driver) {
         each_fixture(driver, |fixture| {
-            let capture = fixture.stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&fixture.stream, CaptureMode::Relaxed).unwrap();
             let first = fixture.alloc();
             let base = first.address();
             drop(first);
@@ -142,11 +142,11 @@ cases! {
     fn a_block_of_a_graph_dropped_in_another_capture(driver: &Driver) {
         each_fixture(driver, |fixture| {
             let outside = fixture.alloc();
-            let capture = fixture.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&fixture.stream, CaptureMode::Global).unwrap();
             let part = fixture.alloc();
             outside.record_use(&fixture.stream);
             let first = capture.end().unwrap();
-            let capture = fixture.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&fixture.stream, CaptureMode::Global).unwrap();
             fixture.fill(&outside, 7, &fixture.stream);
             fixture.fill(&part, 7, &fixture.stream);
             drop((outside, part));

@@ -9,7 +9,7 @@ use gpumem_tests::pool::adaptor::{Guard, Tracking};
 use gpumem_tests::pool::{
     BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, ExportedBlock, ForeignCaptures,
     Graph, GraphExec, GrowableBlock, HostMemory, ImportedBlock, Keep, Limit, Location, MemoryAdvice,
-    MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, SocketError, Stream, Tag, Unsupported,
+    MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, Reclaimable, Registration, SocketError, Stream, Tag, Unsupported,
 };
 use gpumem_tests::sys::types::CUdevice_attribute;
 use gpumem_tests::sys::{Driver, DriverKind};
@@ -69,7 +69,7 @@ cases! {
         for backend in backends(&device) {
             let pool = Pool::builder(&device).backend(backend).build().unwrap();
             let stream = Stream::new(&device).unwrap();
-            let mut capture = Some(stream.begin_capture(CaptureMode::Relaxed).unwrap());
+            let mut capture = Some(Capture::begin(&stream, CaptureMode::Relaxed).unwrap());
             type Captured = fn(&Stream, &Pool, &mut Option<Capture>) -> Result<(), PoolError>;
             let calls: [(&str, Captured); 4] = [
                 ("is_capturing", |stream, _, _| stream.is_capturing().map(drop)),
@@ -496,7 +496,7 @@ const CALLS: &[(&str, Call)] = &[
     ("Device::with_host_memory", |my| my.device.with_host_memory(&mut [0_u8; 64], |_| ())),
     ("Device::with_host_memory_read_only", |my| my.device.with_host_memory_read_only(&[0_u8; 64], |_| ())),
     ("Device::with_host_memory_pageable", |my| my.device.with_host_memory_pageable(&mut [0_u8; 64], |_| ())),
-    ("Graph::begin_capture", |my| my.stream.begin_capture(CaptureMode::Relaxed).map(drop)),
+    ("Graph::begin_capture", |my| Capture::begin(&my.stream, CaptureMode::Relaxed).map(drop)),
     ("Graph::instantiate", |my| my.graph.instantiate().map(drop)),
     ("Graph::update", |my| my.exec.update(&my.graph).map(drop)),
     // SAFETY: the graph does not access memory.
@@ -524,8 +524,8 @@ const SILENT: &[(&str, Silent)] = &[
     // Without an open capture it asks nobody.
     ("Stream::is_capturing", |my| assert!(!my.stream.is_capturing().unwrap())),
     ("Stream::point Stream::latest_point", |my| _ = (my.stream.point(), my.stream.latest_point())),
-    ("Device::pools", |my| assert!(my.device.pools().is_empty())),
-    ("Device::register_reclaimable", |my| drop(my.device.register_reclaimable(&Arc::new(Nothing)))),
+    ("Pool::list", |my| assert!(Pool::list(&my.device).is_empty())),
+    ("Registration::new", |my| drop(Registration::new(&my.device, &Arc::new(Nothing)))),
     ("Pool::default_of", |_| assert!(Pool::default_of(0).is_none())),
     ("adaptors::settle adaptors::live", |my| drop((my.guard.settle(), my.tracking.live()))),
     ("Debug", |my| drop(format!("{:?} {:?} {:?}", my.pool, my.device, my.stream))),
@@ -549,7 +549,7 @@ const OF_OTHERS: &[&str] = &[
 ];
 
 struct Nothing;
-impl gpumem_tests::pool::Reclaimable for Nothing {
+impl Reclaimable for Nothing {
     fn purge(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(())
     }
@@ -584,7 +584,7 @@ impl Inherited {
         drop(adapted.alloc(CACHED_BYTES, &stream).unwrap());
         let timed = [(); 2].map(|()| Event::with_timing(&device).unwrap());
         timed.iter().for_each(|event| event.record(&stream).unwrap());
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let graph = capture.end().unwrap();
         let exec = graph.instantiate().unwrap();
         // Found to be complete only once someone asks.
@@ -658,7 +658,7 @@ impl Inherited {
             ("record", |my| my.event.record(&my.stream)),
             ("completion", |my| my.stream.completion().wait()),
             ("run_borrowed", |my| my.stream.run_borrowed("a call", MemoryRange::NONE, |_| ())),
-            ("begin_capture", |my| my.stream.begin_capture(CaptureMode::Relaxed).map(drop)),
+            ("begin_capture", |my| Capture::begin(&my.stream, CaptureMode::Relaxed).map(drop)),
             ("register", |my| HostMemory::register(&my.device, vec![0_u8; 64]).map(drop).map_err(Into::into)),
             ("alloc_tagged", |my| my.pool.alloc_tagged(CACHED_BYTES, &my.stream, &my.tag).map(drop)),
         ];
@@ -668,7 +668,7 @@ impl Inherited {
         }
         report.step("drops");
         drop((self.pool.scope("x"), self.pool.tag("y"), self.pool.clone(), self.stream.clone()));
-        drop(self.device.pools());
+        drop(Pool::list(&self.device));
         Ok(())
     }
 
@@ -687,7 +687,7 @@ impl Inherited {
                 let _scope = self.pool.scope(&format!("scope {}", turn % 50));
                 drop(self.pool.alloc(CACHED_BYTES, &self.stream));
             }
-            (6, _) => drop((self.device.pools(), HostMemory::register(&self.device, vec![0_u8; 4096]))),
+            (6, _) => drop((Pool::list(&self.device), HostMemory::register(&self.device, vec![0_u8; 4096]))),
             (_, Ok(other)) => {
                 for size_bytes in [300, 5000, 70_000, LARGE_BYTES, 9 << 20] {
                     let block = self.pool.alloc(size_bytes, &self.stream);

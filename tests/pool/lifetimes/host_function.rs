@@ -6,7 +6,7 @@ use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::settings;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::pool::{
-    BackendKind, CaptureMode, Device, Event, HostMemory, MemoryKind, Pool, PoolError, Stream,
+    BackendKind, Capture, CaptureMode, Device, Event, HostMemory, MemoryKind, Pool, PoolError, Stream,
 };
 use gpumem_tests::sys::types::{CUresult, CUstream};
 use gpumem_tests::sys::{DriverError, DriverKind};
@@ -95,7 +95,7 @@ cases! {
         let raw = raw_stream.expose_provenance();
         in_host_function(&device, move || drop((events, completion, dropped)));
 
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(MIB, &stream).unwrap();
         drop(part);
         let graph = capture.end().unwrap();

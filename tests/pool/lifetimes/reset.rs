@@ -5,7 +5,7 @@ use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, settings};
 use gpumem_tests::pool::{
-    BackendKind, Block, CaptureMode, Device, Event, GraphExec, MemoryKind, Pool, PoolError, Stream,
+    BackendKind, Block, Capture, CaptureMode, Device, Event, GraphExec, MemoryKind, Pool, PoolError, Stream,
 };
 use gpumem_tests::sys::types::{
     CUcontext, CUdevice, CUevent, CUgraphExec, CUmemoryPool, CUmodule, CUresult, CUstream,
@@ -181,7 +181,7 @@ impl Old {
         event.record(&stream).unwrap();
         let block = pool.alloc(CACHED_BYTES, &stream).unwrap();
         drop([CACHED_BYTES, 3 << 20].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()));
-        let exec = stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap().instantiate().unwrap();
+        let exec = Capture::begin(&stream, CaptureMode::Relaxed).unwrap().end().unwrap().instantiate().unwrap();
         let gpu = Gpu::with_stream(&Pool::new(&device).unwrap(), &stream).unwrap();
         let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
         Some(Self { device, pool, stream, event, exec, array, gpu, block })
@@ -200,7 +200,7 @@ impl Old {
             ("Device::synchronize", self.device.synchronize()),
             ("Event::record", self.event.record(&self.stream)),
             ("Event::is_complete", self.event.is_complete().map(drop)),
-            ("begin_capture", self.stream.begin_capture(CaptureMode::Relaxed).map(drop)),
+            ("begin_capture", Capture::begin(&self.stream, CaptureMode::Relaxed).map(drop)),
             // SAFETY: the graph does not access memory.
             ("launch", unsafe { self.exec.launch(&self.stream) }),
         ];

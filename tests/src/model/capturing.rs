@@ -30,7 +30,7 @@ impl World<'_> {
         }
         let (name, on) = (self.next_name, self.streams.name(&stream));
         said.push(format!("let c{name} = {on}.begin_capture({mode:?})"));
-        let (outcome, seen) = faults::observed(&self.real, fault, || stream.begin_capture(mode));
+        let (outcome, seen) = faults::observed(&self.real, fault, || Capture::begin(&stream, mode));
         coverage.count("begin_capture", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
         match outcome {

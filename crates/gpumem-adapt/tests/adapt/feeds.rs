@@ -7,7 +7,7 @@ use crate::machine::{COLUMNS, ROW_BYTES, first_column, machine, machine_of, tabl
 use gpumem_adapt::array::kind;
 use gpumem_adapt::array::ndarray::{Array1, Array2, CowArray, Dimension, Ix1, Ix2};
 use gpumem_adapt::array::pool::sys::CUresult;
-use gpumem_adapt::array::pool::{BackendKind, CaptureMode, Device, Pool, PoolError};
+use gpumem_adapt::array::pool::{BackendKind, Capture, CaptureMode, Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray, StagingOptions, UnifiedArray};
 use gpumem_adapt::{
     Adapt, AdaptError, Destination, F32, Feed, Host, Policy, Rows, Source, Storage, batches, feed,
@@ -323,7 +323,7 @@ fn captures_and_feeds_leave_each_other_alone() {
             batch
         };
         let before: Vec<_> = (0..2).map(|_| next(&mut feed)).collect();
-        let capture = gpu.stream().begin_capture(mode).unwrap();
+        let capture = Capture::begin(gpu.stream(), mode).unwrap();
         let during: Vec<_> = (0..3).map(|_| feed.next().unwrap().unwrap()).collect();
         capture.end().unwrap();
         let all: Vec<_> = before.into_iter().chain(during).chain(feed.map(Result::unwrap)).collect();

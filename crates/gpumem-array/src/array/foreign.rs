@@ -128,7 +128,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// # Errors
     ///
     /// - [`ArrayError::WrongDevice`] if the stream is on another device.
-    /// - [`ArrayError::Graph`] if the stream is in a capture that `Stream::begin_capture` began, or if the array was made in a capture.
+    /// - [`ArrayError::Graph`] if the stream is in a capture that `Capture::begin` began, or if the array was made in a capture.
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     pub fn read_on<'b, S: OnStream + ?Sized>(&self, stream: &'b S) -> Result<ReadOn<'b, T, D>, ArrayError>
     where

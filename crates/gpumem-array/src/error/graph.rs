@@ -34,9 +34,9 @@ pub enum GraphError {
     /// A capture was begun in the closure of another one.
     #[error("a capture cannot begin in the closure of another capture; end that one first")]
     NestedCapture,
-    /// The stream of the operation, or one that it must wait for, is in a capture that `Stream::begin_capture` began.
+    /// The stream of the operation, or one that it must wait for, is in a capture that `Capture::begin` began.
     #[error(
-        "the stream is in a capture that Stream::begin_capture began, where arrays are not tracked; capture \
+        "the stream is in a capture that Capture::begin began, where arrays are not tracked; capture \
          operations on arrays with Gpu::capture"
     )]
     StreamCaptures,

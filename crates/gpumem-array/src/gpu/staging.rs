@@ -320,7 +320,7 @@ impl Staging {
     /// Adds a buffer, which is counted already.
     fn allocated(&self, pools: &GpuPools) -> BufferAnswer<'_> {
         let ring = &*self.ring;
-        ring.registration.get_or_init(|| pools.device().register_reclaimable(&self.ring));
+        ring.registration.get_or_init(|| Registration::new(pools.device(), &self.ring));
         let place = RingPlace(ring);
         if let Ok(buffer) = PinnedBuffer::new(pools, self.options.buffer_bytes) {
             self.ring.watch();

@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult, CUstream};
-use gpumem_array::pool::{CaptureError, CaptureMode, Device, Pool, PoolError, Stream, StreamError};
+use gpumem_array::pool::{CaptureError, Capture, CaptureMode, Device, Pool, PoolError, Stream, StreamError};
 use gpumem_array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::Mutex;
@@ -159,7 +159,7 @@ fn the_source_of_an_upload_changes_right_after_it() {
 fn a_capture_begins_during_an_upload() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let gpu = Gpu::new(&Pool::from_env(&Device::new(&driver(), 0).unwrap()).unwrap()).unwrap();
-    let begin = || gpu.stream().begin_capture(CaptureMode::Relaxed).map(drop);
+    let begin = || Capture::begin(gpu.stream(), CaptureMode::Relaxed).map(drop);
 
     let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
     let (copied, begun) = copy_while(|| array.copy_from_slice(&[5; 64]), begin);
@@ -175,7 +175,7 @@ fn a_capture_begins_during_an_upload() {
     assert!(matches!(begun, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{begun:?}");
     copied.unwrap();
     assert_eq!(array.to_vec().unwrap(), [6; 64]);
-    gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
+    Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap().end().unwrap();
 }
 
 type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
@@ -238,7 +238,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
         let captured = &captured;
         let other = scope.spawn(move || {
             notified.recv().unwrap();
-            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
             answer.send(()).unwrap();
             may_end.recv().unwrap();
             capture.end().map(drop)

@@ -4,7 +4,7 @@
 
 use crate::support::gpu;
 use gpumem_array::GpuArray;
-use gpumem_array::pool::{CaptureMode, HostMemory, PoolError};
+use gpumem_array::pool::{Capture, CaptureMode, HostMemory, PoolError};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -63,7 +63,7 @@ fn a_capture_that_is_open_stays_whole() {
         let shared: Arc<[u8]> = table.as_slice().into();
         let owned = HostMemory::register_read_only(gpu.device(), Arc::clone(&shared)).unwrap();
         let capture =
-            gpu.device().with_host_memory(&mut table, |_| gpu.stream().begin_capture(mode).unwrap());
+            gpu.device().with_host_memory(&mut table, |_| Capture::begin(gpu.stream(), mode).unwrap());
         let refused = array.copy_from_slice(&shared).unwrap_err();
         assert!(refused.to_string().contains("an upload from borrowed memory"), "{refused}");
         drop(owned);

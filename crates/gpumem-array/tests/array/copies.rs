@@ -4,7 +4,7 @@ use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
 use gpumem_array::pool::sys::Table;
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
-use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
+use gpumem_array::pool::{Capture, CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Gpu, GpuArray, Place};
 use gpumem_sim::{Sim, SimConfig};
 use proptest::prelude::*;
@@ -88,7 +88,7 @@ fn impossible_copies_are_refused() {
     assert!(expected != found && found.ends_with("of another simulator (no GPU)"), "{expected}, {found}");
     assert!(matches!(target.on_mut(&elsewhere).assign(&foreign), Err(ArrayError::WrongDevice { .. })));
     // Refused before it joins a graph, so that the capture stays valid.
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     let refused = target.to_vec().unwrap_err().to_string();
     assert!(refused.contains("a download"), "{refused}");
     let refused = target.copy_from_slice(&[1, 2, 3, 4]).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 use crate::choices::Choices;
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1};
-use gpumem_array::pool::{CaptureError, CaptureMode, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureError, Capture, CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, ReadOn, WriteOn};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 
@@ -150,7 +150,7 @@ fn a_stream_that_captures_is_refused_and_not_joined() {
     let gpu = gpu();
     let stream = Stream::new(gpu.device()).unwrap();
     let mut array = Array::zeros(&gpu, LEN).unwrap();
-    let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
     for refused in [array.read_on(&stream).map(drop), array.write_on(&stream).map(drop)] {
         assert!(matches!(refused, Err(ArrayError::Graph(GraphError::StreamCaptures))), "{refused:?}");
     }
@@ -159,7 +159,7 @@ fn a_stream_that_captures_is_refused_and_not_joined() {
     set(&guard, 3);
     core::mem::forget(guard);
     // The array waits for all that is on the stream, and none of it runs before a launch.
-    let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
     assert!(array.to_vec().is_err());
     assert!(!gpu.stream().is_capturing().unwrap());
     capture.end().unwrap();

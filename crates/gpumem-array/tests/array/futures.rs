@@ -4,7 +4,7 @@ use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Array2, Axis, Ix1, array, s};
 use gpumem_array::pool::sys::types::{CUevent, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, Table};
-use gpumem_array::pool::{BackendKind, CaptureMode, Device, Limit, MemoryKind, Pool, PoolError};
+use gpumem_array::pool::{BackendKind, Capture, CaptureMode, Device, Limit, MemoryKind, Pool, PoolError};
 use gpumem_array::{ArrayError, Download, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
 use pollster::block_on;
@@ -203,7 +203,7 @@ fn targets_are_reused() {
     assert!(matches!(rejected.error(), ArrayError::Shape { .. }), "{rejected}");
     assert_eq!(rejected.into_value().unwrap().address(), address);
     let used = Vec::<f32>::with_capacity(1000);
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     let rejected = x.download_into(used).wait().unwrap_err();
     assert!(matches!(rejected.error(), ArrayError::Pool(_) | ArrayError::Graph(_)), "{rejected}");
     assert_eq!(rejected.into_value().unwrap().capacity(), 1000);

@@ -5,7 +5,7 @@ use crate::support::{gpu, gpu_with};
 use core::ops::Range;
 use gpumem_array::ndarray::{Axis, Ix1, Slice, s};
 use gpumem_array::pool::sys::Driver;
-use gpumem_array::pool::{CaptureError, CaptureMode, Device, Pool, PoolError};
+use gpumem_array::pool::{CaptureError, Capture, CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{
     ArrayError, Gpu, GpuArray, GpuGraph, GraphError, LaunchShape, Out, UnifiedArray, UninitArray,
 };
@@ -350,14 +350,14 @@ fn a_capture_is_not_contagious() {
     check_clean(&gpu);
 }
 
-/// While `Stream::begin_capture` captures a stream, arrays cannot be used on it, and no stream joins it.
+/// While `Capture::begin` captures a stream, arrays cannot be used on it, and no stream joins it.
 #[test]
 fn captures_of_the_pool_are_not_for_arrays() {
     let gpu = gpu();
     let other = gpu.fork().unwrap();
     let mut x = vector(&gpu, &[1.0, 2.0]);
     let mut theirs = vector(&other, &[3.0, 4.0]);
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     assert_eq!(graph_error(x.try_mul(2.0)), GraphError::StreamCaptures);
     assert_eq!(graph_error(x.fill(2.0)), GraphError::StreamCaptures);
     assert_eq!(graph_error(theirs.on(&gpu).sum()), GraphError::StreamCaptures);

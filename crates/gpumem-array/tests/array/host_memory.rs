@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1, Slice};
 use gpumem_array::pool::sys::types::{CUdevice, CUdevice_attribute, CUdeviceptr, CUresult, CUstream};
-use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Unsupported};
+use gpumem_array::pool::{Capture, CaptureMode, Device, Pool, PoolError, Unsupported};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::cell::{Cell, RefCell};
@@ -202,7 +202,7 @@ fn invalid_elements_in_a_registered_slice_are_mended() {
 fn scopes_and_captures_do_not_mix() {
     let gpu = gpu();
     let mut table = [1.0_f32; 10];
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     assert!(gpu.with_registered(&mut table, |_| ()).is_err());
     drop(capture);
     let captured = gpu.capture(|c| c.with_registered(&mut table, |_| ()));

@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::sys::types::CUresult;
-use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream, StreamError};
+use gpumem_array::pool::{Capture, CaptureMode, Device, Pool, PoolError, Stream, StreamError};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
 use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
 
@@ -432,7 +432,7 @@ fn a_module_that_a_drop_could_not_unload_goes_later() {
         assert_eq!(module_count(), before_count + 1);
         let capture = rule.contains('9').then(|| {
             let stream = Stream::new(gpu.device()).unwrap();
-            stream.begin_capture(CaptureMode::Global).unwrap()
+            Capture::begin(&stream, CaptureMode::Global).unwrap()
         });
         drop(module);
         assert_eq!(module_count(), before_count + 1, "{rule}");

@@ -4,7 +4,7 @@ use crate::support::gpu;
 use gpumem_array::ndarray::{Array, Array1, ArrayD, Axis, Ix3, IxDyn, ShapeBuilder, Slice, array, s};
 use gpumem_array::pool::sys::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, Table};
-use gpumem_array::pool::{CaptureMode, Device, Limit, Pool};
+use gpumem_array::pool::{Capture, CaptureMode, Device, Limit, Pool};
 use gpumem_array::{Gpu, GpuArray};
 use gpumem_sim::SimConfig;
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn arrays_print_like_those_of_ndarray() {
     let empty = GpuArray::<u8, Ix3>::zeros(&gpu, (2, 0, 1 << 40)).unwrap();
     assert!(empty.to_string().starts_with("[[[]]], type=u8, shape=[2, 0, 1099511627776]"), "{empty}");
 
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     let refused = device.to_string();
     assert!(
         refused.starts_with("<the elements cannot be downloaded: ") && refused.ends_with(is),

@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{array, s};
 use gpumem_array::pool::adaptor::{Adaptor, Release};
-use gpumem_array::pool::{CaptureMode, Device, Limit, MemoryKind, Pool};
+use gpumem_array::pool::{Capture, CaptureMode, Device, Limit, MemoryKind, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, PinnedArray, StagingOptions};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -308,7 +308,7 @@ fn captures_refuse_staged_copies() {
     let (gpu, _) = staged(SimConfig::new(), None);
     let host = numbers(1 << 20, 5);
     let mut array = GpuArray::from_slice(&gpu, &host).unwrap();
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     let refused = array.copy_from_slice(&host).unwrap_err().to_string();
     assert!(refused.contains("an upload"), "{refused}");
     let refused = array.to_vec().unwrap_err().to_string();
@@ -477,7 +477,7 @@ fn an_array_of_a_pack_exists_once_that_is_uploaded() {
     assert!(matches!(never.into_array().unwrap_err().error(), ArrayError::NotUploaded { .. }));
     let other = gpu_with(SimConfig::new());
     assert!(matches!(gpu.pack().add_slice(&other, &[1]), Err(ArrayError::WrongDevice { .. })));
-    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let capture = Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap();
     assert!(gpu.upload_all(&[[1].as_slice()]).is_err());
     capture.end().unwrap();
 }

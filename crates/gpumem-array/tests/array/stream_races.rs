@@ -10,7 +10,7 @@ use gpumem_array::pool::sys::types::{
 };
 use gpumem_array::pool::sys::{Driver, Table};
 use gpumem_array::pool::{
-    CaptureError, CaptureMode, Device, Location, MemoryKind, MemoryRange, Pool, PoolError, Stream,
+    CaptureError, Capture, CaptureMode, Device, Location, MemoryKind, MemoryRange, Pool, PoolError, Stream,
 };
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError};
 use gpumem_sim::{Schedule, SimConfig};
@@ -155,7 +155,7 @@ fn while_queueing<R>(work: impl FnOnce() -> R, other: impl FnOnce(&dyn Fn()) + S
 /// Another thread captures the stream meanwhile, in any order with this thread's work, and drops the graph.
 fn captured<R>(stream: &Stream, work: impl FnOnce() -> R) -> R {
     while_queueing(work, |until_done| {
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         until_done();
         drop(capture);
     })
@@ -231,7 +231,7 @@ fn a_capture_that_begins_before_the_work_spreads_to_no_reader() {
                 let stream = gpu.stream();
                 let capturing = scope.spawn(move || {
                     notified.recv().unwrap();
-                    let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+                    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
                     answer.send(()).unwrap();
                     let _it_may_have_failed = has_read.recv_timeout(Duration::from_secs(5));
                     capture.end().map(drop)
@@ -263,7 +263,7 @@ fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
     let zeros = while_queueing(
         || Array::zeros(&gpu, LEN).unwrap(),
         |until_done| {
-            let capture = captures.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&captures, CaptureMode::Relaxed).unwrap();
             gpu.stream().wait_for(&captures).unwrap();
             until_done();
             captures.wait_for(gpu.stream()).unwrap();
@@ -290,7 +290,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
     std::thread::scope(|scope| {
         let stream = gpu.stream();
         let ending = scope.spawn(move || {
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
             began.send(()).unwrap();
             notified.recv().unwrap();
             // Between the end of the driver's capture and the waits.
@@ -330,7 +330,7 @@ fn a_prefetch_is_no_part_of_a_capture_that_begins_meanwhile() {
     while_queueing(
         || block.prefetch(0..4 << 20, to, &stream).unwrap(),
         |until_done| {
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
             until_done();
             let graph = capture.end().unwrap();
             // SAFETY: the graph is alive; with a null pointer for the nodes, the call only writes their number.
@@ -405,8 +405,8 @@ fn a_capture_within_a_call_of_the_same_thread_is_refused() {
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     let begun = stream
-        .queue_work(MemoryRange::NONE, |_| stream.begin_capture(CaptureMode::Relaxed).map(drop))
+        .queue_work(MemoryRange::NONE, |_| Capture::begin(&stream, CaptureMode::Relaxed).map(drop))
         .unwrap();
     assert!(matches!(begun, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{begun:?}");
-    stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
+    Capture::begin(&stream, CaptureMode::Relaxed).unwrap().end().unwrap();
 }

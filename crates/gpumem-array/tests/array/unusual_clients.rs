@@ -4,7 +4,7 @@
 
 use crate::support::gpu;
 use gpumem_array::pool::adaptor::{Adaptor, Budget, Change, Grant, Guard, Next, Release, Request};
-use gpumem_array::pool::{CaptureError, CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{CaptureError, Capture, CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
 use std::sync::Arc;
 
 /// Forwards frees to the guard, but not allocations.
@@ -75,7 +75,7 @@ fn waits_for_marks_break_no_capture() {
         let gpu = gpu();
         let [first, second] = [(); 2].map(|()| Stream::new(gpu.device()).unwrap());
         let (mark, blank) = (Event::new(gpu.device()).unwrap(), Event::new(gpu.device()).unwrap());
-        let captures = (first.begin_capture(mode).unwrap(), second.begin_capture(mode).unwrap());
+        let captures = (Capture::begin(&first, mode).unwrap(), Capture::begin(&second, mode).unwrap());
         mark.record(&first).unwrap();
         first.wait(&blank).unwrap();
         first.wait(&mark).unwrap();
@@ -109,7 +109,7 @@ fn a_stream_that_joined_a_capture_may_be_dropped() {
     let gpu = gpu();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
         let before = gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().stream_count;
-        let capture = gpu.stream().begin_capture(mode).unwrap();
+        let capture = Capture::begin(gpu.stream(), mode).unwrap();
         let side = Stream::new(gpu.device()).unwrap();
         side.wait_for(gpu.stream()).unwrap();
         gpu.stream().wait_for(&side).unwrap();

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn gpumem_holder_register(
             let kind = entry.pool.kind();
             let holder =
                 Arc::new(ReclaimHolder { name: name.into(), kind, reclaim, user_data: UserData(user_data) });
-            let registration = entry.pool.device().register_reclaimable(&holder);
+            let registration = Registration::new(entry.pool.device(), &holder);
             Ok(Registered { _registration: registration, _holder: holder })
         })?;
         let handle = HOLDERS.add(registered)?;

@@ -18,7 +18,7 @@ use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, PeerDevice, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
-use crate::limits::{Admission, Limits};
+use crate::limits::{Admission, DeviceBudget, Limits, Trimmables};
 use crate::stats::{TagCounters, Usage, UsageCounters};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -146,7 +146,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             own: own.clone(),
             device: device.clone(),
             counters: UsageCounters::default(),
-            admission: Admission::new(config, limits, &device.budget()),
+            admission: Admission::new(config, limits, &DeviceBudget::on(device)),
             unfreed_bytes: AtomicU64::new(0),
             limits: limits.clone(),
             growth: GrowthLog::default(),
@@ -160,7 +160,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             calls,
         });
         if C::KEEPS_MEMORY {
-            device.trimmables().add(direct.own.clone());
+            Trimmables::on(device).add(direct.own.clone());
             device.maintenance().add_driver_pool();
         }
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {

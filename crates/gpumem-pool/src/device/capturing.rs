@@ -2,9 +2,28 @@
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
 use crate::device::{CaptureModeGuard, Event, Part, Stamp, Stream};
-use crate::error::{CaptureError, PoolError};
+use crate::error::{CaptureError, PoolError, not_forked};
 
 impl Stream {
+    /// True if work queued on this stream now becomes part of a capture, which [`Capture::begin`](crate::Capture::begin) began on this stream or on one
+    /// that it has waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as
+    /// for [`Stream::synchronize`].
+    #[inline]
+    pub fn is_capturing(&self) -> Result<bool, PoolError> {
+        self.check_usable()?;
+        if self.clocks().captures().is_open() { self.is_part_of_capture() } else { Ok(false) }
+    }
+
+    #[cold]
+    fn is_part_of_capture(&self) -> Result<bool, PoolError> {
+        not_forked()?;
+        Ok(self.part()? != Part::Runs)
+    }
+
     /// True if work queued on the stream now runs, and false if it is captured. The call must name the stream.
     pub(crate) fn part(&self) -> Result<Part, PoolError> {
         Ok(self.clocks().part(self.stream_index())?)

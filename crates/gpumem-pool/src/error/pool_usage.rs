@@ -2,7 +2,7 @@
 
 use crate::config::{BackendKind, MemoryKind, PoolId};
 
-/// The name and the memory of one pool; see [`Device::pools`](crate::Device::pools).
+/// The name and the memory of one pool; see [`Pool::list`](crate::Pool::list).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

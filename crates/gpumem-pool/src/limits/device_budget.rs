@@ -37,7 +37,17 @@ impl fmt::Debug for DeviceBudget {
 }
 
 impl DeviceBudget {
-    pub(crate) fn new(total_bytes: u64, available_bytes: Option<Available>) -> Self {
+    /// The memory held by the device's pools.
+    pub(crate) fn on(device: &Device) -> Arc<Self> {
+        device.extension(|| {
+            let (driver, ordinal) = (device.driver().clone(), device.ordinal());
+            let available_bytes = move || host::available_to(&driver, ordinal);
+            let available_bytes = device.is_integrated().then(|| Box::new(available_bytes) as _);
+            Self::new(device.total_bytes(), available_bytes)
+        })
+    }
+
+    fn new(total_bytes: u64, available_bytes: Option<Available>) -> Self {
         let margin_bytes = total_bytes / MARGIN_SHARE;
         Self {
             most_bytes: total_bytes - margin_bytes,
@@ -131,18 +141,6 @@ impl DeviceBudget {
             MemoryKind::Unified => Some(&self.unified_bytes),
             MemoryKind::Host => None,
         }
-    }
-}
-
-impl Device {
-    /// The memory held by the device's pools.
-    pub(crate) fn budget(&self) -> Arc<DeviceBudget> {
-        self.extension(|| {
-            let (driver, ordinal) = (self.driver().clone(), self.ordinal());
-            let available_bytes = move || host::available_to(&driver, ordinal);
-            let available_bytes = self.is_integrated().then(|| Box::new(available_bytes) as _);
-            DeviceBudget::new(self.total_bytes(), available_bytes)
-        })
     }
 }
 

@@ -43,7 +43,7 @@ use std::time::Instant;
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(64 << 20))?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
 /// let cache = Arc::new(Cache(Mutex::default()));
-/// let _registration = device.register_reclaimable(&cache);
+/// let _registration = Registration::new(&device, &cache);
 ///
 /// let cached = pool.alloc(40 << 20, &stream)?;
 /// cache.0.lock().unwrap().push(cached);
@@ -84,20 +84,6 @@ pub trait Reclaimable: Send + Sync {
     }
 }
 
-impl Device {
-    /// Registers reclaim callbacks of `holder`, which run when memory of this device is short, until `holder` or the
-    /// registration is dropped. All `Device`s opened on one GPU share the registrations.
-    pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
-        let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
-        Registration::new(self.reclaim_registry(), holder)
-    }
-
-    /// The holders that are registered.
-    pub(crate) fn reclaim_registry(&self) -> Arc<Registry> {
-        self.extension(Registry::default)
-    }
-}
-
 /// Keeps a [`Reclaimable`] registered until this or the holder is dropped. A call that is active on another thread may
 /// end later.
 #[must_use = "dropping it ends the registration"]
@@ -107,8 +93,11 @@ pub struct Registration {
 }
 
 impl Registration {
-    fn new(registry: Arc<Registry>, holder: Weak<dyn Reclaimable>) -> Self {
-        let id = registry.add(holder);
+    /// Registers reclaim callbacks of `holder`, which run when memory of the device is short, until `holder` or the
+    /// registration is dropped. All `Device`s opened on one GPU share the registrations.
+    pub fn new<T: Reclaimable + 'static>(device: &Device, holder: &Arc<T>) -> Self {
+        let registry = Registry::on(device);
+        let id = registry.add(Arc::<T>::downgrade(holder));
         Self { registry, id }
     }
 }
@@ -149,6 +138,11 @@ pub(crate) enum Round {
 }
 
 impl Registry {
+    /// The holders that are registered with the device.
+    pub(crate) fn on(device: &Device) -> Arc<Self> {
+        device.extension(Self::default)
+    }
+
     fn add(&self, holder: Weak<dyn Reclaimable>) -> u64 {
         if fork::is_child() {
             return 0;

@@ -30,6 +30,11 @@ pub(crate) trait Trimmable: Send + Sync {
 pub(crate) struct Trimmables(Mutex<Vec<Weak<dyn Trimmable>>>);
 
 impl Trimmables {
+    /// All pools of the GPU that cache memory.
+    pub(crate) fn on(device: &Device) -> Arc<Self> {
+        device.extension(Self::default)
+    }
+
     pub(crate) fn add(&self, member: Weak<dyn Trimmable>) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         list.retain(|other| other.strong_count() > 0);
@@ -39,12 +44,5 @@ impl Trimmables {
     pub(crate) fn live(&self) -> Vec<Arc<dyn Trimmable>> {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         list.iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl Device {
-    /// All pools of the GPU that cache memory.
-    pub(crate) fn trimmables(&self) -> Arc<Trimmables> {
-        self.extension(Trimmables::default)
     }
 }

@@ -6,7 +6,7 @@ use crate::device::{Clocks, Device, Stream};
 use crate::error::{PoolError, PoolUsage, RESET, not_forked};
 use crate::figures::ActivityCounters;
 use crate::limits::{LimitNode, Limits};
-use crate::pool::listing::Listing;
+use crate::pool::listing::{Listing, Listings};
 use crate::pool::observer::{Observer, Witness};
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
@@ -296,7 +296,7 @@ impl Hub {
     /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
     fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
         let mut family = vec![id];
-        let mut pools = self.setup.device.listed_pools();
+        let mut pools = Listings::on(&self.setup.device).live();
         pools.retain(|pool| {
             let (id, parent) = pool.lineage();
             let is_in = parent.is_some_and(|parent| family.contains(&parent));

@@ -1,4 +1,4 @@
-//! [`Device::pools`]: the pools of a device, with their names and figures. [`Listing`]: the entry of one pool.
+//! [`Listings`]: the pools of a device. [`Listing`]: the entry of one pool, with its name and its figures.
 
 use crate::backend::{Backend, Source};
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
@@ -81,53 +81,23 @@ impl Listing {
     }
 }
 
-impl Device {
-    /// Lists all pools of this GPU that have a handle or a live block, private pools included, in the order of their
-    /// creation. Pools of all `Device`s opened on one GPU are listed.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, Pool, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).name("training").hard_limit(1 << 30).build()?;
-    /// let cache = pool.private_named("cache", 64 << 20)?;
-    /// let block = cache.alloc(8 << 20, &Stream::new(&device)?)?;
-    /// for pool in device.pools() {
-    ///     println!("{}: {} of {:?} bytes", pool.name, pool.in_use_bytes, pool.hard_limit_bytes);
-    /// }
-    /// let names: Vec<_> = device.pools().into_iter().map(|pool| (pool.name, pool.in_use_bytes)).collect();
-    /// assert_eq!(names, [("training".into(), 0), ("training/cache".into(), 8 << 20)]);
-    /// # drop(block);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn pools(&self) -> Vec<PoolUsage> {
-        self.listed_pools().iter().map(|pool| pool.usage()).collect()
+/// The pools of a GPU, in the order of their creation.
+#[derive(Default)]
+pub(super) struct Listings(Mutex<Vec<Weak<Listing>>>);
+
+impl Listings {
+    pub(super) fn on(device: &Device) -> Arc<Self> {
+        device.extension(Self::default)
     }
 
     /// Lists a pool until it is dropped.
-    pub(super) fn list_pool(&self, pool: &Arc<Listing>) {
-        self.extension(Listings::default).add(pool);
-    }
-
-    pub(super) fn listed_pools(&self) -> Vec<Arc<Listing>> {
-        self.extension(Listings::default).live()
-    }
-}
-
-/// The pools of a GPU, in the order of their creation.
-#[derive(Default)]
-struct Listings(Mutex<Vec<Weak<Listing>>>);
-
-impl Listings {
-    fn add(&self, pool: &Arc<Listing>) {
+    pub(super) fn add(&self, pool: &Arc<Listing>) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
     }
 
-    fn live(&self) -> Vec<Arc<Listing>> {
+    pub(super) fn live(&self) -> Vec<Arc<Listing>> {
         let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pools.iter().filter_map(Weak::upgrade).collect()
     }

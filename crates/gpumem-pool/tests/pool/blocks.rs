@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
-use gpumem_pool::{Block, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{Block, Capture, CaptureMode, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ fn adaptors_and_captures_see_requests_one_by_one() {
         assert!(budget.alloc_ready(4096, 10, &stream).unwrap().is_empty());
         let pool = fixture.pool();
         let _held = pool.alloc(4096, &stream).unwrap();
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         assert!(pool.alloc_ready(4096, 10, &stream).unwrap().is_empty());
         drop(capture);
     });

@@ -219,7 +219,7 @@ fn the_end_waits_under_a_capture_of_this_thread() {
             let mut capture: Option<Capture> = None;
             let (seen, table) = rig.through(form, |address| {
                 kept = whose.fill(&rig, address, &captured);
-                capture = Some(captured.begin_capture(mode).unwrap());
+                capture = Some(Capture::begin(&captured, mode).unwrap());
             });
             let context = format!("{form:?} {mode:?} {whose:?}");
             assert_eq!(seen, [7], "{context}");
@@ -233,7 +233,7 @@ fn the_end_waits_under_a_capture_of_this_thread() {
             }
             // Whether the capture is valid or not, the stream runs work and captures again.
             captured.synchronize().unwrap();
-            captured.begin_capture(mode).unwrap().end().unwrap();
+            Capture::begin(&captured, mode).unwrap().end().unwrap();
             rig.assert_clean();
         }
     }
@@ -251,7 +251,7 @@ fn the_end_waits_under_a_capture_of_another_thread() {
             let captured = &captured;
             let other = scope.spawn(move || {
                 may_begin.recv().unwrap();
-                let capture = captured.begin_capture(mode).unwrap();
+                let capture = Capture::begin(&captured, mode).unwrap();
                 begun.send(()).unwrap();
                 // Ends by itself after a while, in case the borrow's end waits for it.
                 let _ = may_end.recv_timeout(Duration::from_millis(30));
@@ -408,7 +408,7 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
         let captured = &captured;
         let other = scope.spawn(move || {
-            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
             begun.send(()).unwrap();
             let _the_test_goes_on_or_fails = may_end.recv();
             capture.end().map(drop)
@@ -592,7 +592,7 @@ fn registering_leaves_captures_alone() {
     for mode in MODES {
         let rig = Rig::new(&[]);
         let captured = Stream::new(&rig.device).unwrap();
-        let capture = captured.begin_capture(mode).unwrap();
+        let capture = Capture::begin(&captured, mode).unwrap();
         let entries = || {
             let mut table = vec![1_u8; LEN];
             rig.device.with_host_memory(&mut table, |_| ()).unwrap();
@@ -633,7 +633,7 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
             byte
         };
         let _stream = whose.fill(&rig, imported.address(), &captured);
-        let capture = captures.then(|| captured.begin_capture(CaptureMode::Global).unwrap());
+        let capture = captures.then(|| Capture::begin(&captured, CaptureMode::Global).unwrap());
         *lock(&OTHER) = Some(Box::new(look));
         drop(imported);
         assert_eq!(std::mem::take(&mut *lock(&SEEN)), [7], "{captures} {whose:?}");

@@ -4,7 +4,7 @@ use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_device_memory, on_each_backend_with, small};
 use core::ops::Range;
 use gpumem_pool::sys::{CUresult, Driver, Table};
-use gpumem_pool::{BackendKind, CaptureError, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, CaptureError, Capture, CaptureMode, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -51,7 +51,7 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
             });
             // A backend without a cache refuses right away.
             let _is_waiting = notified.recv_timeout(Duration::from_secs(5));
-            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
             let _nobody_waits_any_more = begun.send(());
             fixture.fill(&pool.alloc(MIB, &captured).unwrap(), 1, &captured);
             capture.end().unwrap();
@@ -75,7 +75,7 @@ fn a_device_that_is_opened_twice_ends_beside_a_capture() {
             return;
         }
         let captured = fixture.stream();
-        let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+        let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
         drop((block, pool, stream, opened));
         fixture.fill(&fixture.pool().alloc(MIB, &captured).unwrap(), 1, &captured);
         capture.end().unwrap();
@@ -96,7 +96,7 @@ fn another_device_is_part_of_a_capture() {
         let other = Stream::new(&there).unwrap();
         let held = pool.alloc(12 * MIB, &other).unwrap();
         for is_by_event in [false, true] {
-            let capture = here.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&here, CaptureMode::Global).unwrap();
             there.synchronize().unwrap();
             if is_by_event {
                 let event = Event::new(&fixture.device).unwrap();
@@ -140,7 +140,7 @@ fn wait_in_a_capture(is_by_event: bool, failure: Option<(u64, CUresult)>) -> Ran
     let [mut from, to] = [(), ()].map(|()| pool.alloc_zeroed(MIB, &other).unwrap());
     device.synchronize().unwrap();
     let event = Event::new(&device).unwrap();
-    let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+    let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
     from.fill(0..MIB, 7_u8, &other).unwrap();
     event.record(&other).unwrap();
     let first = calls().total() + 1;
@@ -172,7 +172,7 @@ fn a_stream_that_captures_on_a_lost_device_is_left_to_its_context() {
             let device = Device::new(&driver, 0).unwrap();
             let pool = Pool::new(&device).unwrap();
             let streams = [(); 2].map(|()| Stream::new(&device).unwrap());
-            let capture = streams[0].begin_capture(CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(&streams[0], CaptureMode::Relaxed).unwrap();
             streams[1].wait_for(&streams[0]).unwrap();
             let block = pool.alloc(4096, &streams[1]).unwrap();
             let before = calls().count("cuStreamDestroy_v2");
@@ -215,7 +215,7 @@ fn deferred_waits(driver: &Driver, is_by_event: bool) -> Result<(), PoolError> {
     let mut block = pool.alloc(MIB, &other)?;
     block.fill(0..MIB, 1_u8, &other)?;
     let event = Event::new(&device)?;
-    let capture = captured.begin_capture(CaptureMode::Relaxed)?;
+    let capture = Capture::begin(&captured, CaptureMode::Relaxed)?;
     for _ in 0..2 {
         event.record(&other)?;
         if is_by_event {

@@ -2,7 +2,7 @@
 
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::{Fixture, built_backends, on_device_memory, small};
-use gpumem_pool::{BackendKind, Block, Device, Pool, PoolCounters, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Block, Device, Pool, PoolCounters, PoolError, Reclaimable, Registration, Stream};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
@@ -157,7 +157,7 @@ fn steps_state_what_they_gave() {
             found.map(|step| (step.served_count, step.gained_bytes >> 20, step.took.is_zero()))
         };
         let cache = Arc::new(Cache(Mutex::new(Some(pool.alloc(800 * MIB, &stream).unwrap()))));
-        let _registration = fixture.device.register_reclaimable(&cache);
+        let _registration = Registration::new(&fixture.device, &cache);
         let is_caching = fixture.backend == BackendKind::Caching;
         assert_eq!(step("reserve more memory"), is_caching.then_some((1, 800, false)));
         drop(pool.alloc(700 * MIB, &stream).unwrap());

@@ -5,7 +5,7 @@ use crate::call_counter::{asked_count, calls, count_calls, fail_question};
 use crate::fixture::{built_backends, stride};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
+    BackendKind, Block, Capture, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
     PoolBuilder, PoolError, Profile, Stream, Unsupported,
 };
 use gpumem_sim::SimConfig;
@@ -152,7 +152,7 @@ const PROGRAM: &[Step] = &[
     }),
     ("a reserve", |state| state.pool().reserve(24 * MIB)),
     ("a graph", |state| {
-        let capture = state.streams[0].begin_capture(CaptureMode::Global)?;
+        let capture = Capture::begin(&state.streams[0], CaptureMode::Global)?;
         let scratch = state.pool().alloc(MIB, &state.streams[0])?;
         drop(scratch);
         state.graph = Some(capture.end()?);

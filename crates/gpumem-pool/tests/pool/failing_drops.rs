@@ -5,7 +5,7 @@ use crate::call_counter::{calls, count_calls, fail_call};
 use crate::fixture::built_backends;
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, CaptureMode, Completion, Device, Event, Graph, GraphExec, GrowableBlock, HostMemory,
+    BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, Graph, GraphExec, GrowableBlock, HostMemory,
     MemoryKind, Pool, PoolError, Stream,
 };
 use gpumem_sim::{Report, Schedule, Sim, SimConfig};
@@ -36,7 +36,7 @@ impl Things {
         let streams = [Stream::new(device)?, Stream::new(device)?];
         let blocks: Vec<_> =
             [1000, 3 * MIB].iter().map(|size| pool.alloc(*size, &streams[0])).collect::<Result<_, _>>()?;
-        let capture = streams[0].begin_capture(CaptureMode::Relaxed)?;
+        let capture = Capture::begin(&streams[0], CaptureMode::Relaxed)?;
         drop(pool.alloc(MIB, &streams[0])?);
         let graph = capture.end()?;
         let exec = graph.instantiate()?;

@@ -5,8 +5,8 @@ use crate::fixture::{built_backends, small};
 use gpumem_pool::adaptor::{Adaptor, Change, Failures, Grant, Next, Opening, Release, Request, Tracking};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{
-    BackendKind, CaptureMode, Device, Event, HostMemory, Keep, MemoryRange, Pool, PoolError, PoolId,
-    Reclaimable, Stream, StreamError,
+    BackendKind, Capture, CaptureMode, Device, Event, HostMemory, Keep, MemoryRange, Pool, PoolError, PoolId,
+    Reclaimable, Registration, Stream, StreamError,
 };
 use std::error::Error;
 use std::pin::Pin;
@@ -67,10 +67,10 @@ const CALLS: &[Call] = &[
     ("wait for the device", |scene| scene.device.synchronize()),
     ("await a stream", |scene| scene.foreign.completion().wait()),
     ("query a stream", |scene| scene.foreign.is_complete().map(drop)),
-    ("capture", |scene| scene.own.begin_capture(CaptureMode::Relaxed).map(drop)),
-    ("capture a foreign stream", |scene| scene.foreign.begin_capture(CaptureMode::Relaxed).map(drop)),
+    ("capture", |scene| Capture::begin(&scene.own, CaptureMode::Relaxed).map(drop)),
+    ("capture a foreign stream", |scene| Capture::begin(&scene.foreign, CaptureMode::Relaxed).map(drop)),
     ("launch a graph", |scene| {
-        let graph = Stream::new(&scene.device)?.begin_capture(CaptureMode::Relaxed)?.end()?;
+        let graph = Capture::begin(&Stream::new(&scene.device)?, CaptureMode::Relaxed)?.end()?;
         // SAFETY: the graph is empty.
         unsafe { graph.instantiate()?.launch(&scene.foreign) }
     }),
@@ -105,7 +105,7 @@ const CALLS: &[Call] = &[
     ("status", |scene| scene.pool.status().map(drop)),
     ("reset the peaks", |scene| scene.pool.reset_peaks()),
     ("list the pools", |scene| {
-        drop(scene.device.pools());
+        drop(Pool::list(&scene.device));
         scene.device.memory_info().map(drop)
     }),
     ("change a limit", |scene| scene.pool.set_hard_limit(128 * MIB)),
@@ -137,7 +137,7 @@ const CALLS: &[Call] = &[
         Stream::legacy(&scene.device)?.synchronize()
     }),
     ("register a callback", |scene| {
-        drop(scene.device.register_reclaimable(&Arc::new(Callback(Box::new(|| ())))));
+        drop(Registration::new(&scene.device, &Arc::new(Callback(Box::new(|| ())))));
         Ok(())
     }),
 ];
@@ -160,7 +160,7 @@ const PLACES: &[Place] = &[
     }),
     ("a reclaim callback", |scene, inside| {
         let callback = Arc::new(Callback(Box::new(move || inside())));
-        let _registration = scene.device.register_reclaimable(&callback);
+        let _registration = Registration::new(&scene.device, &callback);
         let pool = Pool::builder(&scene.device).backend(scene.backend).build()?;
         let _most = pool.alloc(800 * MIB, &scene.own)?;
         pool.alloc(400 * MIB, &scene.foreign).map(drop)
@@ -221,12 +221,12 @@ const PLACES: &[Place] = &[
         Ok(())
     }),
     ("a capture", |scene, inside| {
-        let capture = scene.own.begin_capture(CaptureMode::Relaxed)?;
+        let capture = Capture::begin(&scene.own, CaptureMode::Relaxed)?;
         inside();
         capture.end().map(drop)
     }),
     ("a capture of a foreign stream", |scene, inside| {
-        let capture = scene.foreign.begin_capture(CaptureMode::Global)?;
+        let capture = Capture::begin(&scene.foreign, CaptureMode::Global)?;
         inside();
         capture.end().map(drop)
     }),

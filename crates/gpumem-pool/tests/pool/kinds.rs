@@ -5,7 +5,7 @@ use crate::fixture::stand_in;
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::{
-    Advice, BackendKind, Block, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory, Pool,
+    Advice, BackendKind, Block, Capture, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory, Pool,
     PoolError, Stream, Unsupported,
 };
 use gpumem_sim::{Schedule, SimConfig};
@@ -127,7 +127,7 @@ fn a_wait_that_a_capture_forbids_is_refused_at_once() {
         let used = pool.alloc(32 * MIB, &default).unwrap();
         fixture.fill(&used, 1, &default);
         drop(used);
-        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
         let start = std::time::Instant::now();
         let refused = pool.alloc(MIB, &fixture.stream());
         assert!(start.elapsed().as_secs() < 5, "{refused:?}");
@@ -179,7 +179,7 @@ fn no_queued_work_overwrites_bytes_of_the_host() {
 fn a_graph_leaves_the_hosts_bytes_alone() {
     on_host_memory(|fixture| {
         let (pool, stream) = (fixture.pool(), fixture.stream());
-        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
         let scratch = pool.alloc(2 * MIB, &stream).unwrap();
         fixture.fill(&scratch, 9, &stream);
         drop(scratch);

@@ -2,7 +2,7 @@
 
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Grant, Guard, Next, Request};
-use gpumem_pool::{BackendKind, BadArgument, Block, CaptureError, CaptureMode, Pool, PoolError, Unsupported};
+use gpumem_pool::{BackendKind, BadArgument, Block, CaptureError, Capture, CaptureMode, Pool, PoolError, Unsupported};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -150,7 +150,7 @@ fn wrong_ranges_and_captures_are_refused() {
         assert!(pool.alloc(8 * MIB, &stream).is_err());
         assert_eq!(observed.load(Ordering::Relaxed), 2, "and the next one is observed again");
         assert_eq!(pool.status().unwrap().counters.refusal_count, 2);
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let refused = pool.alloc_up_to(1..=2, &stream);
         assert!(
             matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),

@@ -12,7 +12,7 @@ fn names(pools: &[PoolUsage]) -> Vec<&str> {
 #[test]
 fn a_device_lists_its_pools_with_their_names() {
     on_each_backend(&small(), |fixture| {
-        assert_eq!(fixture.device.pools(), []);
+        assert_eq!(Pool::list(&fixture.device), []);
         let pool = fixture.builder().name("training").hard_limit(64 * MIB).build().unwrap();
         let plain = fixture.pool();
         let cache = pool.private_named("cache", 32 * MIB).unwrap();
@@ -24,7 +24,7 @@ fn a_device_lists_its_pools_with_their_names() {
         assert_eq!((pool.name(), plain.name(), inner.name()), ("training", &*plain_name, &*inner_name));
 
         let block = inner.alloc(3 * MIB, &fixture.stream()).unwrap();
-        let listed = fixture.device.pools();
+        let listed = Pool::list(&fixture.device);
         assert_eq!(names(&listed), ["training", &*plain_name, "training/cache", &*inner_name, &*own_name]);
         assert_eq!(
             listed.iter().map(|pool| pool.parent).collect::<Vec<_>>(),
@@ -39,9 +39,9 @@ fn a_device_lists_its_pools_with_their_names() {
 
         // A block keeps its pool.
         drop((inner, plain));
-        assert_eq!(names(&fixture.device.pools()), ["training", "training/cache", &*inner_name, &*own_name]);
+        assert_eq!(names(&Pool::list(&fixture.device)), ["training", "training/cache", &*inner_name, &*own_name]);
         drop((block, own, cache, pool));
-        assert_eq!(fixture.device.pools(), []);
+        assert_eq!(Pool::list(&fixture.device), []);
     });
 }
 
@@ -54,7 +54,7 @@ fn devices_list_their_own_pools() {
         Pool::builder(device).name(name).hard_limit(8 * MIB).build().unwrap()
     });
     for (device, pool) in devices.iter().zip(&pools) {
-        assert_eq!(names(&device.pools()), [pool.name()]);
+        assert_eq!(names(&Pool::list(&device)), [pool.name()]);
         let stream = Stream::new(device).unwrap();
         let headline = pool.alloc(9 * MIB, &stream).unwrap_err().to_string();
         let origin = format!("(device {}, pool {}, {})", device.ordinal(), pool.name(), stream.id());

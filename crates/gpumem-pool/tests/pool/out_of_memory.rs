@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback};
-use gpumem_pool::{Advice, BackendKind, Block, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream};
+use gpumem_pool::{Advice, BackendKind, Block, Capture, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream};
 use gpumem_sim::SimConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -199,7 +199,7 @@ fn the_observer_is_called_once_for_each_refusal() {
             pool.reserve(2 << 30).err(),
             usize::from(!is_host || fixture.backend == BackendKind::Caching),
         );
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         hears("a part of a graph", pool.alloc(2 << 30, &stream).err(), 1);
         drop(capture.end().unwrap());
 

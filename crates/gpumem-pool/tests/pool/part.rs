@@ -112,7 +112,7 @@ fn a_part_lives_as_long_as_the_pool_or_a_block_of_it() {
     let device = pool.device().clone();
     let part = pool.part("weights").unwrap();
     let (of_pool, of_part) = (pool.alloc(MIB, &stream).unwrap(), part.alloc(MIB, &stream).unwrap());
-    let names = || device.pools().into_iter().map(|pool| pool.name).collect::<Vec<_>>();
+    let names = || Pool::list(&device).into_iter().map(|pool| pool.name).collect::<Vec<_>>();
     drop((pool, part));
     assert_eq!(names(), ["server", "server/weights"]);
     drop(of_pool);

@@ -1,7 +1,7 @@
 //! Points of streams: the work that a wait for a point includes, and its cost.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
-use gpumem_pool::{CaptureError, CaptureMode, PoolError, Stream, StreamError};
+use gpumem_pool::{CaptureError, Capture, CaptureMode, PoolError, Stream, StreamError};
 use gpumem_sim::Sim;
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ fn a_wait_outside_captures_does_not_join_one() {
     on_each_backend(&small(), |fixture| {
         let (writer, reader) = (fixture.stream(), fixture.stream());
         let before = writer.point();
-        let capture = writer.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&writer, CaptureMode::Relaxed).unwrap();
         assert!(reader.wait_for_point_outside_captures(before).unwrap());
         for point in [writer.point(), writer.latest_point()] {
             let refused = reader.wait_for_point_outside_captures(point);
@@ -142,7 +142,7 @@ fn a_capture_defers_the_wait_to_its_launches() {
         let block = pool.alloc(64, &writer).unwrap();
         fixture.fill(&block, 3, &writer);
         let point = writer.point();
-        let capture = captured.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&captured, CaptureMode::Relaxed).unwrap();
         assert!(captured.wait_for_point(point).unwrap());
         block.record_use(&captured);
         fixture.fill(&block, 9, &captured);

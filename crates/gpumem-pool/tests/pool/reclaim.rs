@@ -1,7 +1,7 @@
 //! Reclaim callbacks and other pools when memory is short, and memory that is released before that.
 
 use crate::fixture::{built_backends, on_device_memory};
-use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Reclaimable, Registration, Stream};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,7 +46,7 @@ impl Reclaimable for Shelf {
 fn reclaim_callbacks_run_until_enough_is_free() {
     on_device_memory(&cramped(), |fixture| {
         let (pool, stream, shelf) = (fixture.pool(), fixture.stream(), Arc::new(Shelf::default()));
-        let registration = fixture.device.register_reclaimable(&shelf);
+        let registration = Registration::new(&fixture.device, &shelf);
         let stock = || {
             *shelf.cheap.lock().unwrap() = vec![pool.alloc(20 * MIB, &stream).unwrap()];
             *shelf.dear.lock().unwrap() = vec![pool.alloc(20 * MIB, &stream).unwrap()];
@@ -104,8 +104,8 @@ fn a_failing_callback_does_not_stop_the_others() {
     on_device_memory(&cramped(), |fixture| {
         let (pool, stream, shelf) = (fixture.pool(), fixture.stream(), Arc::new(Shelf::default()));
         let broken = ["error", "panic", "name", "worse"].map(|how| Arc::new(Broken(how)));
-        let registrations = broken.each_ref().map(|one| fixture.device.register_reclaimable(one));
-        let last = fixture.device.register_reclaimable(&shelf);
+        let registrations = broken.each_ref().map(|one| Registration::new(&fixture.device, one));
+        let last = Registration::new(&fixture.device, &shelf);
         shelf.cheap.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         let report = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
@@ -127,7 +127,7 @@ fn a_report_lists_every_step() {
     on_device_memory(&cramped(), |fixture| {
         let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let broken = Arc::new(Broken("error"));
-        let registration = fixture.device.register_reclaimable(&broken);
+        let registration = Registration::new(&fixture.device, &broken);
         let held = pool.alloc(30 * MIB, &stream).unwrap();
         let freed = pool.alloc(20 * MIB, &other).unwrap();
         fixture.fill(&freed, 1, &other);
@@ -153,7 +153,7 @@ fn a_report_lists_the_steps_after_a_reclaim() {
     on_device_memory(&cramped(), |fixture| {
         let (pool, stream, other) = (fixture.pool(), fixture.stream(), fixture.stream());
         let shelf = Arc::new(Shelf::default());
-        let registration = fixture.device.register_reclaimable(&shelf);
+        let registration = Registration::new(&fixture.device, &shelf);
         let held = pool.alloc(30 * MIB, &stream).unwrap();
         let cached = pool.alloc(20 * MIB, &other).unwrap();
         fixture.fill(&cached, 1, &other);
@@ -246,7 +246,7 @@ fn a_reclaim_callback_may_use_the_pool() {
             held: Mutex::new(Some(pool.alloc(40 * MIB, &stream).unwrap())),
             calls: AtomicU32::new(0),
         });
-        let registration = fixture.device.register_reclaimable(&busy);
+        let registration = Registration::new(&fixture.device, &busy);
         drop(pool.alloc(40 * MIB, &stream).unwrap());
         assert_eq!(busy.calls.load(Ordering::Relaxed), 1);
         *busy.pool.lock().unwrap() = None;
@@ -258,7 +258,7 @@ fn a_reclaim_callback_may_use_the_pool() {
 fn a_dropped_reclaimable_is_not_called() {
     let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let shelf = Arc::new(Shelf::default());
-    let registration = device.register_reclaimable(&shelf);
+    let registration = Registration::new(&device, &shelf);
     drop(shelf);
     let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
     let block = pool.alloc(40 * MIB, &stream).unwrap();
@@ -285,7 +285,7 @@ fn pools_of_a_device_make_room_for_each_other() {
 fn errors_other_than_out_of_memory_run_no_callback() {
     let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let shelf = Arc::new(Shelf::default());
-    let _registration = device.register_reclaimable(&shelf);
+    let _registration = Registration::new(&device, &shelf);
     let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
     assert!(matches!(pool.alloc(u64::MAX, &stream), Err(PoolError::TooLarge { .. })));
     assert!(shelf.calls.lock().unwrap().is_empty());

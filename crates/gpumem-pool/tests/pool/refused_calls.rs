@@ -1,7 +1,7 @@
 //! Driver calls that fail while captures and ends of borrows overlap.
 
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::{CaptureMode, Device, HostMemory, PoolError, Stream};
+use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, PoolError, Stream};
 use gpumem_sim::{Rule, SimConfig};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn one_refused_end_of_a_capture_leaves_no_capture() {
         let stream = Stream::new(&device).unwrap();
         let thread = std::thread::spawn({
             let stream = stream.clone();
-            move || stream.begin_capture(CaptureMode::Global).unwrap().end().map(drop)
+            move || Capture::begin(&stream, CaptureMode::Global).unwrap().end().map(drop)
         });
         let ended = thread.join().unwrap();
         let borrower = device.clone();
@@ -69,7 +69,7 @@ fn a_capture_of_this_thread_ends_before_the_process_does() {
     for nth in 1..4 {
         let device = device(&format!("cuEventCreate#{nth}+=fail:OUT_OF_MEMORY"));
         let stream = Stream::new(&device).unwrap();
-        let Ok(capture) = stream.begin_capture(CaptureMode::Global) else { continue };
+        let Ok(capture) = Capture::begin(&stream, CaptureMode::Global) else { continue };
         device.with_host_memory(&mut [0_u8; 4096], |_| ()).unwrap();
         tried += 1;
         let _broken = capture.end();
@@ -89,7 +89,7 @@ fn a_use_in_a_capture_counts_even_if_the_capture_state_is_unavailable() {
         let stream = Stream::new(&device).unwrap();
         let used = pool.alloc(200_000, &stream).unwrap();
         let address = used.address();
-        let Ok(capture) = stream.begin_capture(CaptureMode::Global) else { continue };
+        let Ok(capture) = Capture::begin(&stream, CaptureMode::Global) else { continue };
         used.record_use(&stream);
         let Ok(graph) = capture.end() else { continue };
         drop(used);
@@ -119,7 +119,7 @@ fn a_block_of_a_capture_is_ordered_after_its_end_whatever_is_refused() {
             let first = pool.alloc(3 << 20, &other).unwrap();
             fill(first.address(), &other);
             drop(first);
-            let capture = home.begin_capture(CaptureMode::Global).unwrap();
+            let capture = Capture::begin(&home, CaptureMode::Global).unwrap();
             let Ok(block) = pool.alloc(3 << 20, &home) else { continue };
             let ended = if is_dropped {
                 drop(capture);

@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, built_backends, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
-use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, RefusedBy, Stream};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Registration, RefusedBy, Stream};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,7 +37,7 @@ fn reclaim_callbacks_run_before_a_budget_refuses() {
         let (stream, shelf) = (fixture.stream(), Arc::new(Shelf::default()));
         let budget = Arc::new(Budget::new(64 * MIB));
         let pool = fixture.builder().adaptor(budget).build().unwrap();
-        let _registration = fixture.device.register_reclaimable(&shelf);
+        let _registration = Registration::new(&fixture.device, &shelf);
         shelf.0.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         assert_eq!(shelf.1.swap(0, Ordering::Relaxed), 1);
@@ -86,7 +86,7 @@ fn devices_that_were_opened_apart_make_room_for_each_other() {
         }
         let other = Device::new(&fixture.driver, 0).unwrap();
         let (pool, stream, shelf) = (fixture.pool(), fixture.stream(), Arc::new(Shelf::default()));
-        let _registration = other.register_reclaimable(&shelf);
+        let _registration = Registration::new(&other, &shelf);
         drop(pool.alloc(40 * MIB, &stream).unwrap());
         let others = Fixture { driver: fixture.driver.clone(), device: other, ..*fixture };
         let (others_pool, others_stream) = (others.pool(), others.stream());
@@ -164,7 +164,7 @@ fn no_thread_fails_while_another_is_making_room() {
     on_each_backend(&small(), |fixture| {
         let pool = fixture.builder().hard_limit(160 * MIB).build().unwrap();
         let slow = Arc::new(Slow(Mutex::new(Some(pool.alloc(60 * MIB, &fixture.stream()).unwrap()))));
-        let _registration = fixture.device.register_reclaimable(&slow);
+        let _registration = Registration::new(&fixture.device, &slow);
         let start = Barrier::new(6);
         std::thread::scope(|scope| {
             let allocate = |stream: Stream| {

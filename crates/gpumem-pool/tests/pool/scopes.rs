@@ -2,7 +2,7 @@
 
 use crate::fixture::{on_each_backend, small};
 use gpumem_pool::adaptor::Guard;
-use gpumem_pool::{CaptureMode, Pool, PoolError, Profile, Scope, ScopeUsage, Tag};
+use gpumem_pool::{Capture, CaptureMode, Pool, PoolError, Profile, Scope, ScopeUsage, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ fn memory_of_a_graph_counts_until_the_graph_ends() {
             return;
         }
         let (pool, stream) = (fixture.pool(), fixture.stream());
-        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
         let scope = pool.scope("graph");
         drop(pool.alloc(1000, &stream).unwrap());
         drop(scope);

@@ -7,7 +7,7 @@ use crate::fixture::{built_backends, on_each_backend};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::GrowableBlock;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolError, Reclaimable, Registration, Stream};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::ffi::c_void;
@@ -173,8 +173,8 @@ fn a_refused_pinned_request_reclaims_only_pinned_memory() {
         let caches = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host]
             .map(|kind| Arc::new(Cache(kind, AtomicU32::new(0))));
         let workspace = Arc::new(Workspace(AtomicU32::new(0)));
-        let _registrations = caches.each_ref().map(|cache| device.register_reclaimable(cache));
-        let _registration = device.register_reclaimable(&workspace);
+        let _registrations = caches.each_ref().map(|cache| Registration::new(&device, cache));
+        let _registration = Registration::new(&device, &workspace);
         let asked = || {
             let [own, unified, host] = caches.each_ref().map(|cache| cache.1.swap(0, Ordering::Relaxed) > 0);
             (own, unified, host, workspace.0.swap(0, Ordering::Relaxed) > 0)

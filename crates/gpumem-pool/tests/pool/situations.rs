@@ -4,7 +4,7 @@
 use crate::fixture::{built_backends, on_device_memory, on_each_backend, small};
 use crate::out_of_memory::{assert_text, observed, refused, until_refused};
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::{Advice, BackendKind, Block, Device, MemoryKind, Pool, Reclaimable, Stream};
+use gpumem_pool::{Advice, BackendKind, Block, Device, MemoryKind, Pool, Reclaimable, Registration, Stream};
 use gpumem_sim::{Effect, Rule};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
@@ -84,7 +84,7 @@ fn steps_that_make_too_little_room() {
         let (options, seen) = observed(fixture);
         let (pool, stream) = (options.build().unwrap(), fixture.stream());
         let shelf = Arc::new(Shelf(Mutex::new(Some(pool.alloc(256 * MIB, &stream).unwrap()))));
-        let _registered = fixture.device.register_reclaimable(&shelf);
+        let _registered = Registration::new(&fixture.device, &shelf);
         let _held = pool.alloc(512 * MIB, &stream).unwrap();
         let error = pool.alloc(640 * MIB, &stream).unwrap_err();
         assert_eq!(refused(fixture, "steps", &error, &seen), Advice::NeedLess);

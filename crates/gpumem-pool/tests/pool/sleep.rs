@@ -6,8 +6,8 @@ use crate::growable::{self, on_caching_with};
 use gpumem_pool::adaptor::{Fallback, Fill, Guard};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, Bytes, CaptureError, CaptureMode, Device, GrowableBlock, Keep, Limit, MemoryKind,
-    Pool, PoolError, Reclaimable, Stream, Unsupported,
+    BackendKind, Block, Bytes, CaptureError, Capture, CaptureMode, Device, GrowableBlock, Keep, Limit, MemoryKind,
+    Pool, PoolError, Reclaimable, Registration, Stream, Unsupported,
 };
 use gpumem_sim::{Effect, Rule, Sim};
 use std::fmt::Debug;
@@ -320,7 +320,7 @@ fn a_pool_does_not_sleep_while_others_need_its_memory() {
 
     let capturing = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
     let block = block_of(&capturing);
-    let capture = Stream::new(&device).unwrap().begin_capture(CaptureMode::Global).unwrap();
+    let capture = Capture::begin(&Stream::new(&device).unwrap(), CaptureMode::Global).unwrap();
     let error = capturing.sleep(Keep::OnHost).unwrap_err();
     assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
     assert!(!capturing.is_asleep());
@@ -387,7 +387,7 @@ fn a_capture_of_a_peer_keeps_a_pool_awake() {
     let blocks = filled(&pool, &stream);
     let peer = Device::new(&driver, 1).unwrap();
     pool.enable_peer_access(&peer).unwrap();
-    let capture = Stream::new(&peer).unwrap().begin_capture(CaptureMode::Global).unwrap();
+    let capture = Capture::begin(&Stream::new(&peer).unwrap(), CaptureMode::Global).unwrap();
     let error = pool.sleep(Keep::OnHost).unwrap_err();
     assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
     assert!(!pool.is_asleep());
@@ -440,9 +440,9 @@ fn addresses_of_growable_blocks_stay_while_they_are_refused() {
 fn reports_show_what_sleeps() {
     let (device, pool, stream) = caching(&gpumem_sim::driver(small()).unwrap());
     let _blocks = filled(&pool, &stream);
-    let awake = device.pools().remove(0);
+    let awake = Pool::list(&device).remove(0);
     pool.sleep(Keep::OnHost).unwrap();
-    let asleep = device.pools().remove(0);
+    let asleep = Pool::list(&device).remove(0);
     assert_eq!((asleep.reserved_bytes, asleep.in_use_bytes), (0, awake.in_use_bytes));
     assert_eq!((awake.asleep_bytes, asleep.asleep_bytes), (0, awake.reserved_bytes));
     assert!(
@@ -583,7 +583,7 @@ fn a_request_may_put_its_own_pool_to_sleep() {
     let driver = gpumem_sim::driver(small()).unwrap();
     let (device, pool, stream) = caching(&driver);
     let sleeper = Arc::new(Sleeper(pool.clone()));
-    let registration = device.register_reclaimable(&sleeper);
+    let registration = Registration::new(&device, &sleeper);
     let blocks = filled(&pool, &stream);
     let _other = {
         let other = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();

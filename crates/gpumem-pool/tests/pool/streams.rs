@@ -4,7 +4,7 @@
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::{CUstream, CUstreamCaptureMode};
 use gpumem_pool::{
-    BackendKind, CaptureError, CaptureMode, Device, Event, MemoryRange, PoolError, RecentStreams, Stream,
+    BackendKind, CaptureError, Capture, CaptureMode, Device, Event, MemoryRange, PoolError, RecentStreams, Stream,
     StreamError,
 };
 use std::sync::Arc;
@@ -106,7 +106,7 @@ fn nothing_names_a_stream_after_it_was_retired() {
             event.record(&foreign),
             pool.alloc(1, &foreign).map(drop),
             pool.alloc(0, &foreign).map(drop),
-            foreign.begin_capture(CaptureMode::Global).map(drop),
+            Capture::begin(&foreign, CaptureMode::Global).map(drop),
             foreign.is_capturing().map(drop),
         ] {
             assert!(matches!(refused, Err(PoolError::Stream(StreamError::Retired))), "{refused:?}");

@@ -4,7 +4,7 @@ use crate::fixture::{built_backends, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Fallback, Grant, Next, Request};
 use gpumem_pool::trace::{Recording, Trace, What};
 use gpumem_pool::{
-    Block, CaptureMode, Device, Event, MemoryKind, Pool, PoolError, Reclaimable, RefusedBy, Stream,
+    Block, Capture, CaptureMode, Device, Event, MemoryKind, Pool, PoolError, Reclaimable, Registration, RefusedBy, Stream,
 };
 use gpumem_sim::SimConfig;
 use std::path::{Path, PathBuf};
@@ -351,7 +351,7 @@ fn a_graph_is_recorded_as_its_memory() {
         let path = scratch(&format!("graph-{}-{}-{}", fixture.backend, fixture.plain_segments, fixture.kind));
         let trace = Trace::create(&path).unwrap();
         let (pool, stream) = (fixture.builder().adaptor(trace).build().unwrap(), fixture.stream());
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         drop(pool.alloc(1000, &stream).unwrap());
         let exec = capture.end().unwrap().instantiate().unwrap();
         // SAFETY: the graph is empty.
@@ -601,7 +601,7 @@ fn only_refusals_that_end_a_request_are_recorded() {
         drop(largest);
 
         let cache = Arc::new(Cache(Mutex::new(Some(pool.alloc(40 << 20, &stream).unwrap()))));
-        let registered = fixture.device.register_reclaimable(&cache);
+        let registered = Registration::new(&fixture.device, &cache);
         drop(pool.alloc(24 << 20, &stream).unwrap());
         drop(registered);
         let builder = fixture.builder().hard_limit(64 << 20).adaptor(trace.clone());

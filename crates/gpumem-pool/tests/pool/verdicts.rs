@@ -6,7 +6,7 @@ use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback, Fill, Guard, Tracking};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, CaptureMode, Device, Event, HostMemory, Keep, MemoryKind, Pool, PoolBuilder,
+    BackendKind, Block, Capture, CaptureMode, Device, Event, HostMemory, Keep, MemoryKind, Pool, PoolBuilder,
     PoolError, Stream,
 };
 use gpumem_sim::{Effect, Rule, SimConfig};
@@ -214,7 +214,7 @@ const WAYS: &[Way] = &[
         let (pool, stream) = (builder(fixture, device).build().unwrap(), Stream::new(device).unwrap());
         (fixture.kind != MemoryKind::Host).then(|| {
             Box::new(move || {
-                let capture = stream.begin_capture(CaptureMode::Relaxed)?;
+                let capture = Capture::begin(&stream, CaptureMode::Relaxed)?;
                 let made = pool.alloc(5 * MIB, &stream).map(drop);
                 capture.end()?;
                 made

@@ -3,7 +3,7 @@
 use crate::backend::source::BackendSetup;
 use crate::config::{HandleUse, MemoryKind};
 use crate::figures::ActivityCounters;
-use crate::limits::Admission;
+use crate::limits::{Admission, DeviceBudget};
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
@@ -46,7 +46,7 @@ impl MemoryAccess {
             memory,
             device: device.raw(),
             handle_use: config.handle_use,
-            admission: Admission::new(config, limits, &device.budget()),
+            admission: Admission::new(config, limits, &DeviceBudget::on(device)),
             activity: Arc::clone(activity),
             granted: RwLock::new(vec![all_of(device.raw())]),
         }

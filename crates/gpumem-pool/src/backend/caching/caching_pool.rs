@@ -46,7 +46,7 @@ use crate::config::{MemoryKind, Tuning};
 use crate::device::{Clocks, Device, HowFar, Idle, Order, Stamp, Stream, StreamId};
 use crate::error::{GrowthLog, PoolError};
 use crate::figures::ActivityCounters;
-use crate::limits::Limits;
+use crate::limits::{Limits, Trimmables};
 use crate::stats::TagCounters;
 use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
@@ -132,7 +132,7 @@ impl CachingPool {
         if limits.soft_bytes().is_some() || pool.idle.is_asked_for() {
             pool.register_for_waits();
         }
-        device.trimmables().add(pool.own.clone());
+        Trimmables::on(device).add(pool.own.clone());
         limits.node().add_trimmable(pool.own.clone());
         Ok(pool)
     }

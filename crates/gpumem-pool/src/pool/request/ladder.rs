@@ -17,7 +17,8 @@ use crate::backend::{Outcome, Search, Shortage, Source};
 use crate::device::{CaptureModeGuard, deadline};
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
-use crate::limits::reclaim::{OTHERS_TIME_MAX, Round};
+use crate::limits::Trimmables;
+use crate::limits::reclaim::{OTHERS_TIME_MAX, Registry, Round};
 use crate::pool::events;
 use crate::pool::hub::Hub;
 use std::time::Instant;
@@ -162,7 +163,7 @@ pub(crate) fn run_all_callbacks(hub: &Hub) {
 
 /// Runs the callbacks of all holders that can help, and returns their failures. `None` if there are no such holders.
 fn run_callbacks(hub: &Hub, round: Round, until: Instant) -> Option<Vec<String>> {
-    hub.device().reclaim_registry().ask(round, hub.config().kind, until)
+    Registry::on(hub.device()).ask(round, hub.config().kind, until)
 }
 
 /// Returns the deadline for waits of this thread's request.
@@ -178,7 +179,7 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     let is_ours = limit.is_some_and(|limit| limit.owner == Some(hub.id()))
         && hub.limits().node().is_exceeded_by(shortage.requested_bytes);
     let kind = hub.config().kind;
-    let mut trimmables = hub.device().trimmables().live();
+    let mut trimmables = Trimmables::on(hub.device()).live();
     trimmables.retain(|member| member.kind().helps(kind));
     // One of the entries is this pool itself.
     let has_others = trimmables.len() > usize::from(hub.backend().keeps_memory())

@@ -4,7 +4,7 @@ use super::MIB;
 use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::adaptor::{Fill, Guard, Side};
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{Block, CaptureMode, PoolError, Stream};
+use gpumem_pool::{Block, Capture, CaptureMode, PoolError, Stream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -109,7 +109,7 @@ fn debug_bytes_are_seen() {
             (fixture.builder().adaptor(Arc::new(Fill::debug())).build().unwrap(), fixture.stream());
         let block = pool.alloc(5000, &stream).unwrap();
         assert!(fixture.holds(&block, 0xA5, &stream));
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(5000, &stream).unwrap();
         let exec = capture.end().unwrap().instantiate().unwrap();
         // SAFETY: the graph is empty.
@@ -203,7 +203,7 @@ fn guards_check_the_bytes_that_they_can_read() {
         }
         let guard = Arc::new(Guard::new());
         let (pool, home) = (fixture.builder().adaptor(guard.clone()).build().unwrap(), fixture.stream());
-        let capture = home.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&home, CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(1024, &home).unwrap();
         fixture.fill(&part, 1, &home);
         poke(fixture, &part, 1024, 0x42, &home);

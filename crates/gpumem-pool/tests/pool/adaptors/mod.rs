@@ -11,7 +11,7 @@ mod wrong;
 
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
-use gpumem_pool::{BadArgument, Block, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream};
+use gpumem_pool::{BadArgument, Block, Capture, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
@@ -153,7 +153,7 @@ fn graphs_count_until_they_are_gone() {
         let budget = Arc::new(Budget::new(64 * MIB));
         let (pool, stream) = (fixture.builder().adaptor(budget.clone()).build().unwrap(), fixture.stream());
         let outside = pool.alloc(MIB, &stream).unwrap();
-        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::ThreadLocal).unwrap();
         let part = pool.alloc(8 * MIB, &stream).unwrap();
         assert_eq!(budget.in_use_bytes(), 9 * MIB);
         assert!(

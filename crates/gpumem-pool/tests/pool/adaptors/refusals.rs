@@ -3,7 +3,7 @@
 use super::MIB;
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Failures, Fallback};
-use gpumem_pool::{BackendKind, Block, CaptureMode, Location, MemoryKind, Pool, PoolError, RefusedBy};
+use gpumem_pool::{BackendKind, Block, Capture, CaptureMode, Location, MemoryKind, Pool, PoolError, RefusedBy};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -134,7 +134,7 @@ fn a_lent_block_is_like_any_other() {
         // SAFETY: the raw block comes from `into_raw`, and is converted once.
         let block = unsafe { Block::from_raw(raw) };
         block.pin_backing().unwrap();
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(2 * MIB, &stream).unwrap();
         fixture.fill(&part, 1, &stream);
         fixture.fill(&block, 1, &stream);

@@ -150,7 +150,7 @@ fn a_block_within_a_block_is_like_any_other() {
         assert_eq!(block.kind(), fixture.kind);
         assert_eq!(block.host_ptr().is_some(), fixture.kind != MemoryKind::Device);
         assert_eq!(block.pin_backing().is_ok(), fixture.backend.to_string() != "native");
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let part = pool.alloc(MIB, &stream).unwrap();
         fixture.fill(&part, 1, &stream);
         fixture.fill(&block, 1, &stream);
@@ -280,7 +280,7 @@ fn a_stream_that_an_adaptor_changes_is_refused() {
             let error = disturbed(fixture, &stream, is_before, |stream| stream.retire().unwrap());
             assert!(matches!(error, PoolError::Stream(StreamError::Retired)), "{error}");
             let capture = |stream: &Stream| {
-                CAPTURE.set(Some(stream.begin_capture(CaptureMode::Relaxed).unwrap()));
+                CAPTURE.set(Some(Capture::begin(&stream, CaptureMode::Relaxed).unwrap()));
             };
             let error = disturbed(fixture, &fixture.stream(), is_before, capture);
             assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
@@ -320,7 +320,7 @@ fn a_grant_that_is_dropped_while_its_stream_captures_stays_for_the_graph() {
         let (pool, stream) = (builder.adaptor(budgets[1].clone()).build().unwrap(), fixture.stream());
         drop(pool.alloc(4096, &stream).unwrap());
         assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [8192, 0]);
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         kept.lock().unwrap().clear();
         assert_eq!((pool.status().unwrap().block_count, budgets[0].in_use_bytes()), (1, 8192));
         drop(capture.end().unwrap());
@@ -394,7 +394,7 @@ fn a_graphs_parts_are_of_the_kind_that_is_lent() {
         let lend = Wrong(move |request: &Request<'_>, _: Next<'_>| Grant::from_pool(&spare, request));
         let pool = fixture.builder().adaptor(Arc::new(lend)).build().unwrap();
         let stream = fixture.stream();
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         drop(pool.alloc(MIB, &stream).unwrap());
         let parts = [(); 4].map(|()| pool.alloc(MIB / 4, &stream).unwrap());
         for (at, part) in parts.iter().enumerate() {
