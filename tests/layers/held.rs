@@ -11,7 +11,9 @@ use gpumem_tests::adapt::{
 };
 use gpumem_tests::array::ndarray::{Array1, Ix1};
 use gpumem_tests::array::{Gpu, GpuArray, GpuGraph, KernelSource, PinnedArray, StagingOptions, UnifiedArray};
-use gpumem_tests::pool::{Capture, CaptureMode, Device, Keep, MemoryKind, MemoryRange, Pool, Reclaimable, Registration, Stream};
+use gpumem_tests::pool::{
+    Capture, CaptureMode, Device, Keep, MemoryKind, MemoryRange, Pool, Reclaimable, Registration, Stream,
+};
 use std::cell::RefCell;
 use std::error::Error;
 use std::path::PathBuf;

@@ -3,7 +3,7 @@
 
 use gpumem_tests::array::{ArrayError, Gpu, GpuArray, LaunchShape, kernels};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Device, Pool, PoolError};
+use gpumem_tests::pool::{Device, DeviceError, Pool, PoolError};
 use gpumem_tests::sys::{Driver, DriverKind};
 use std::process::Command;
 
@@ -136,7 +136,7 @@ cases! {
         // SAFETY: this deliberately violates the kernel's contract; the process ends after it.
         unsafe { wild.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
         let lost = y.to_vec().unwrap_err();
-        let ArrayError::LostAfterKernel { kernel, error: PoolError::DeviceLost(_) } = &lost else { panic!("{lost}") };
+        let ArrayError::LostAfterKernel { kernel, error: PoolError::Device(DeviceError::DeviceLost(_)) } = &lost else { panic!("{lost}") };
         assert_eq!(kernel, "wild");
     }
 }

@@ -9,8 +9,8 @@ use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::driver::count_calls;
 use gpumem_tests::pool::adaptor::{Adaptor, Release};
 use gpumem_tests::pool::{
-    BackendKind, Block, CaptureError, Capture, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool,
-    PoolError, Stream, StreamError, StreamId,
+    BackendKind, Block, Capture, CaptureError, CaptureMode, Device, DeviceError, Event, GrowableBlock,
+    Location, MemoryKind, Pool, PoolError, Stream, StreamError, StreamId,
 };
 use gpumem_tests::sys::Driver;
 use gpumem_trace::calls::reading;
@@ -70,14 +70,14 @@ const ENTRIES: &[Entry] = &[
     ("Block::copy_from", Refused, |stage, stream| scratch(stage).copy_from(0, &stage.block, 0..8, stream)),
     ("Block::copy_within", Refused, |stage, stream| scratch(stage).copy_within(0..8, 8, stream)),
     ("Block::fill, no bytes", Fine, |stage, stream| scratch(stage).fill(0..0, 1_u32, stream)),
-    ("Stream::synchronize", Refused, |_, stream| stream.synchronize()),
-    ("Stream::is_complete", Refused, |_, stream| stream.is_complete().map(drop)),
-    ("Stream::is_capturing", Fine, |_, stream| stream.is_capturing().map(drop)),
-    ("Stream::wait", Fine, |stage, stream| stream.wait(&stage.event)),
-    ("Stream::wait_for", Fine, |stage, stream| stream.wait_for(&stage.own)),
-    ("Stream::wait_for, the other", Fine, |stage, stream| stage.own.wait_for(stream)),
+    ("Stream::synchronize", Refused, |_, stream| stream.synchronize().map_err(Into::into)),
+    ("Stream::is_complete", Refused, |_, stream| stream.is_complete().map(drop).map_err(Into::into)),
+    ("Stream::is_capturing", Fine, |_, stream| stream.is_capturing().map(drop).map_err(Into::into)),
+    ("Stream::wait", Fine, |stage, stream| stream.wait(&stage.event).map_err(Into::into)),
+    ("Stream::wait_for", Fine, |stage, stream| stream.wait_for(&stage.own).map_err(Into::into)),
+    ("Stream::wait_for, the other", Fine, |stage, stream| stage.own.wait_for(stream).map_err(Into::into)),
     ("Capture::begin", Refused, |_, stream| Capture::begin(&stream, CaptureMode::Relaxed).map(drop)),
-    ("Event::record", Fine, |stage, stream| stage.event.record(stream)),
+    ("Event::record", Fine, |stage, stream| stage.event.record(stream).map_err(Into::into)),
     ("GpuArray, an operation", Refused, |stage, stream| {
         of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).try_mul(2.0).map(drop)))
     }),
@@ -108,9 +108,11 @@ fn of_array(outcome: Outcome<()>) -> Result<(), PoolError> {
     outcome.map_err(|error| match error {
         ArrayError::Pool(error) => error,
         ArrayError::Graph(GraphError::StreamCaptures) => {
-            PoolError::Capture(CaptureError::NotCapturable { operation: "an operation" })
+            PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { operation: "an operation" }))
         }
-        ArrayError::WrongDevice { expected, found } => PoolError::WrongDevice { expected, found },
+        ArrayError::WrongDevice { expected, found } => {
+            PoolError::Device(DeviceError::WrongDevice { expected, found })
+        }
         other => panic!("{other}"),
     })
 }
@@ -160,7 +162,10 @@ fn a_stream_that_has_been_retired() {
         stream.retire().unwrap();
         let before = stream_calls();
         assert_eq!(
-            refused(&stage, &stream, |error| matches!(error, PoolError::Stream(StreamError::Retired))),
+            refused(&stage, &stream, |error| matches!(
+                error,
+                PoolError::Device(DeviceError::Stream(StreamError::Retired))
+            )),
             [""; 0]
         );
         assert_eq!(stream_calls(), before, "calls with its handle");
@@ -183,7 +188,10 @@ fn another_threads_own_stream() {
     });
     let theirs = streams.recv().unwrap();
     assert_eq!(
-        refused(&stage, &theirs, |error| matches!(error, PoolError::Stream(StreamError::WrongThread))),
+        refused(&stage, &theirs, |error| matches!(
+            error,
+            PoolError::Device(DeviceError::Stream(StreamError::WrongThread))
+        )),
         [""; 0]
     );
     record(&stage, &theirs);
@@ -219,14 +227,15 @@ fn another_devices_stream() {
     let theirs = Stream::new(&Device::new(&driver, 1).unwrap()).unwrap();
     // Streams of one machine wait for each other, and a stream of one device may use memory of another device.
     let across = ["Stream::", "Block::"];
-    let wrong = refused(&stage, &theirs, |error| matches!(error, PoolError::WrongDevice { .. }));
+    let wrong =
+        refused(&stage, &theirs, |error| matches!(error, PoolError::Device(DeviceError::WrongDevice { .. })));
     let wrong: Vec<String> =
         wrong.into_iter().filter(|line| !across.iter().any(|name| line.starts_with(name))).collect();
     assert_eq!(wrong, [""; 0]);
     record(&stage, &theirs);
     let elsewhere = Stream::new(&Device::new(&self::driver(1), 0).unwrap()).unwrap();
     let moved = stage.unified.prefetch(0..MIB, Location::Host, &elsewhere);
-    assert!(matches!(moved, Err(PoolError::WrongDevice { .. })), "{moved:?}");
+    assert!(matches!(moved, Err(PoolError::Device(DeviceError::WrongDevice { .. }))), "{moved:?}");
 }
 
 /// An entry point never breaks a capture, whether it is refused or joins the capture.
@@ -240,7 +249,10 @@ fn a_stream_that_captures() {
         let outcome = entry(&stage, &stream);
         match expected {
             Refused => assert!(
-                matches!(outcome, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+                matches!(
+                    outcome,
+                    Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
+                ),
                 "{name}: {outcome:?}"
             ),
             Fine => assert!(outcome.is_ok(), "{name}: {outcome:?}"),

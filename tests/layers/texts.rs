@@ -12,9 +12,9 @@ use gpumem_tests::pool::adaptor::{
 };
 use gpumem_tests::pool::trace::{ReadError, Recording};
 use gpumem_tests::pool::{
-    BackendKind, BadArgument, CaptureError, ConfigError, Device, FlightRecorder, HostMemoryError, Keep,
-    Limit, MemoryKind, NotFound, OutOfMemory, PinnedAllocator, Pool, PoolError, SocketError, Stream,
-    StreamError, Unsupported,
+    BackendKind, BadArgument, CaptureError, ConfigError, Device, DeviceError, FlightRecorder,
+    HostMemoryError, Keep, Limit, MemoryKind, OutOfMemory, PinnedAllocator, Pool, PoolError, SocketError,
+    Stream, StreamError, Unsupported,
 };
 use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
@@ -390,10 +390,10 @@ fn of_errors(text: &str, texts: &mut Texts) {
         PoolError::Refused { adaptor: own(), requested_bytes: 1, reason: own(), origin: None },
         PoolError::BeyondMaximum { pool: own(), requested_bytes: 2, maximum_bytes: 1 },
         PoolError::Unsupported(Unsupported::Kind { kind, reason: own() }),
-        PoolError::Unsupported(Unsupported::HostAccess { device: own(), what: "cannot", instead: "another" }),
-        PoolError::Asleep { pool: own() },
+        PoolError::Device(DeviceError::HostAccess { device: own(), what: "cannot", instead: "another" }),
+        PoolError::Device(DeviceError::Asleep { pool: own() }),
         PoolError::CannotSleep { pool: own(), reason: "it sleeps", remedy: "wait" },
-        PoolError::NotFound(NotFound::Part { pool: own(), part: own(), parts: vec![own(); 100] }),
+        PoolError::NotFound { pool: own(), part: own(), parts: vec![own(); 100] },
         PoolError::BadArgument(BadArgument::Overlap {
             from: u64::MAX,
             to: u64::MAX - 1,
@@ -402,18 +402,23 @@ fn of_errors(text: &str, texts: &mut Texts) {
         PoolError::Unsupported(Unsupported::PeerAccess { device: own(), peer: own() }),
         PoolError::BadArgument(BadArgument::LimitTooSmall { pool: own(), limit_bytes: 1, minimum_bytes: 2 }),
         PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, reason: own() }),
-        PoolError::WrongDevice { expected: own(), found: own() },
+        PoolError::Device(DeviceError::WrongDevice { expected: own(), found: own() }),
         PoolError::Poisoned { pool: own(), address: 1, size_bytes: 1, cause: driver },
-        PoolError::Stream(StreamError::Retired),
-        PoolError::Capture(CaptureError::Broken),
+        PoolError::Device(DeviceError::Stream(StreamError::Retired)),
+        PoolError::Device(DeviceError::Capture(CaptureError::Broken)),
     ] {
         texts.add_error(&error);
         match &error {
             PoolError::Unsupported(cause) => texts.add_error(cause),
-            PoolError::NotFound(cause) => texts.add_error(cause),
             PoolError::BadArgument(cause) => texts.add_error(cause),
-            PoolError::Stream(cause) => texts.add_error(cause),
-            PoolError::Capture(cause) => texts.add_error(cause),
+            PoolError::Device(cause) => {
+                texts.add_error(cause);
+                match cause {
+                    DeviceError::Stream(cause) => texts.add_error(cause),
+                    DeviceError::Capture(cause) => texts.add_error(cause),
+                    _ => (),
+                }
+            }
             _ => (),
         }
     }
@@ -437,7 +442,10 @@ fn of_errors(text: &str, texts: &mut Texts) {
         },
         ArrayError::Dlpack { field: "shape", problem: own() },
         ArrayError::Cudarc { object: "stream", problem: own() },
-        ArrayError::LostAfterKernel { kernel: own(), error: PoolError::Stream(StreamError::Retired) },
+        ArrayError::LostAfterKernel {
+            kernel: own(),
+            error: PoolError::Device(DeviceError::Stream(StreamError::Retired)),
+        },
         ArrayError::NoHostAccess { device: own() },
         ArrayError::UnsuitableBlock { size_bytes: 1, needed_bytes: 2, kind: own(), expected: "device" },
         ArrayError::PoolInUse { kind: own() },

@@ -3,7 +3,7 @@
 
 use gpumem_adapt::array::ndarray::{Axis, s};
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{Device, Pool, PoolError, Unsupported};
+use gpumem_adapt::array::pool::{Device, DeviceError, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, PinnedArray};
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
@@ -145,7 +145,7 @@ cases! {
         ] {
             match copy {
                 Ok(copy) => assert_eq!(copy.to_vec().unwrap(), table),
-                Err(error) => assert!(matches!(error, ArrayError::Pool(PoolError::Unsupported(Unsupported::HostAccess { .. }))), "{error}"),
+                Err(error) => assert!(matches!(error, ArrayError::Pool(PoolError::Device(DeviceError::HostAccess { .. }))), "{error}"),
             }
         }
     }

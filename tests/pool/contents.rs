@@ -4,8 +4,8 @@ use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{self, Link};
 use gpumem_tests::pool::{
-    BackendKind, BadArgument, Block, CaptureError, Capture, CaptureMode, Device, MemoryKind, Pool, PoolError, Stream,
-    StreamError, Unsupported,
+    BackendKind, BadArgument, Block, Capture, CaptureError, CaptureMode, Device, DeviceError, MemoryKind,
+    Pool, PoolError, Stream, StreamError, Unsupported,
 };
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed};
@@ -179,14 +179,14 @@ cases! {
                 block.fill(0..8, 1_u8, &stream),
             ];
             for result in refused {
-                assert!(matches!(result, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{result:?}");
+                assert!(matches!(result, Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))), "{result:?}");
             }
             // On another stream they run.
             block.copy_from_host(0, &[1_u8], &other).unwrap();
             assert_eq!(pool.status().unwrap().in_use_bytes, in_use);
             // Memory of the graph belongs to the capture until it has ended.
             let mut part = pool.alloc(KIB, &stream).unwrap();
-            assert!(matches!(part.fill(0..KIB, 1_u8, &other), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
+            assert!(matches!(part.fill(0..KIB, 1_u8, &other), Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))));
             capture.end().unwrap();
             part.fill(0..KIB, 9_u8, &stream).unwrap();
             assert_eq!(bytes_of(&part, &other), [9; 1 << 10]);
@@ -227,7 +227,7 @@ cases! {
         let mut block = pool.alloc(KIB, &other).unwrap();
         let gate = StreamGate::on(&other).unwrap();
         let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
-        assert!(matches!(block.fill(0..8, 1_u8, &stream), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
+        assert!(matches!(block.fill(0..8, 1_u8, &stream), Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))));
         let graph = capture.end().unwrap().instantiate().unwrap();
         // SAFETY: the graph has no work.
         unsafe { graph.launch(&stream).unwrap() };
@@ -278,7 +278,7 @@ cases! {
                 pool.alloc_zeroed(KIB, &foreign).map(drop),
             ];
             for result in refused {
-                assert!(matches!(result, Err(PoolError::WrongDevice { .. })), "{result:?}");
+                assert!(matches!(result, Err(PoolError::Device(DeviceError::WrongDevice { .. }))), "{result:?}");
             }
         }
     }
@@ -291,7 +291,7 @@ cases! {
             let mut block = pool.alloc(KIB, &legacy).unwrap();
             block.copy_from_host(0, &[4_u8; 1 << 10], &legacy).unwrap();
             let refused = block.fill(0..8, 1_u8, &stream);
-            assert!(matches!(refused, Err(PoolError::Stream(StreamError::NotOrdered { stream })) if stream == legacy.id()), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Device(DeviceError::Stream(StreamError::NotOrdered { stream }))) if stream == legacy.id()), "{refused:?}");
             assert_eq!(bytes_of(&block, &legacy), [4; 1 << 10]);
             // As the waiting stream it is named.
             let mut block = pool.alloc(KIB, &owner).unwrap();

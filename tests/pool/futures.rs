@@ -2,7 +2,9 @@
 
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
-use gpumem_tests::pool::{CaptureError, Capture, CaptureMode, Completion, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{
+    Capture, CaptureError, CaptureMode, Completion, Device, DeviceError, Event, Pool, Stream,
+};
 use pollster::block_on;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +41,7 @@ fn call<F: Fn() + Send + Sync + 'static>(work: F) -> (Arc<Call<F>>, Receiver<()>
     (Arc::new(Call { count: AtomicUsize::new(0), done: Mutex::new(done), work }), wakes)
 }
 
-fn poll(future: &mut Completion, waker: &Waker) -> Poll<Result<(), PoolError>> {
+fn poll(future: &mut Completion, waker: &Waker) -> Poll<Result<(), DeviceError>> {
     pin!(future).poll(&mut Context::from_waker(waker))
 }
 
@@ -189,8 +191,8 @@ cases! {
         let before = other.completion();
         let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
         event.record(&stream).unwrap();
-        assert!(matches!(block_on(&stream), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
-        assert!(matches!(block_on(&event), Err(PoolError::Capture(CaptureError::NotCapturable { .. }))));
+        assert!(matches!(block_on(&stream), Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))));
+        assert!(matches!(block_on(&event), Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))));
         // Others are awaited during a capture, and break none.
         assert!(gate.open());
         block_on(before).unwrap();

@@ -5,8 +5,8 @@ use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::{
-    BackendKind, BadArgument, Block, BorrowedHostMemory, Device, HostMemory, Location, MemoryAdvice,
-    MemoryKind, Pool, PoolError, Stream, Unsupported,
+    BackendKind, BadArgument, Block, BorrowedHostMemory, Device, DeviceError, HostMemory, Location,
+    MemoryAdvice, MemoryKind, Pool, PoolError, Stream, Unsupported,
 };
 use gpumem_tests::sys::types::{CUdevice_attribute, CUmem_range_attribute};
 
@@ -212,7 +212,7 @@ cases! {
         assert_eq!(HostMemory::register(&device, Vec::<u8>::new()).unwrap().address(), 0);
         match device.with_host_memory_read_only(&table, |shared| (device_sees(shared.address() + 4, &stream), table[1])) {
             Ok(seen) => assert_eq!(seen, (3, 0x0303_0303)),
-            Err(error) => assert!(matches!(error, PoolError::Unsupported(Unsupported::HostAccess { .. })), "{error}"),
+            Err(error) => assert!(matches!(error, DeviceError::HostAccess { .. }), "{error}"),
         }
     }
 
@@ -226,7 +226,7 @@ cases! {
         match device.with_host_memory_pageable(&mut table, used) {
             Ok(()) => assert!(can && table.iter().all(|value| *value == 3)),
             Err(error) => {
-                assert!(!can && matches!(error, PoolError::Unsupported(Unsupported::HostAccess { .. })), "{error}");
+                assert!(!can && matches!(error, DeviceError::HostAccess { .. }), "{error}");
                 assert!(error.to_string().contains("HostMemory::register"), "{error}");
             }
         }

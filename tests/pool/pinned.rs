@@ -7,8 +7,8 @@ use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::adaptor::Fallback;
 use gpumem_tests::pool::{
-    CaptureError, Capture, CaptureMode, Device, MemoryKind, PinnedAllocator, PinnedVec, Pool, PoolError, Stream,
-    Unsupported,
+    Capture, CaptureError, CaptureMode, Device, DeviceError, MemoryKind, PinnedAllocator, PinnedVec, Pool,
+    PoolError, Stream, Unsupported,
 };
 use gpumem_tests::sys::Driver;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ cases! {
             drop(held);
             let capture = Capture::begin(allocator.stream(), CaptureMode::Relaxed).unwrap();
             let refused = allocator.vec_with_capacity::<u8>(100).map(drop);
-            assert!(matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))), "{refused:?}");
             capture.end().unwrap();
             assert_eq!(in_use(&allocator), 0);
             let stream = allocator.stream();
@@ -137,7 +137,7 @@ cases! {
             assert!(matches!(refused, Err(PoolError::Unsupported(Unsupported::OnKind { .. }))), "{refused:?}");
             let elsewhere = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
             let refused = PinnedAllocator::new(allocator.pool(), &Stream::new(&elsewhere).unwrap()).map(drop);
-            assert!(matches!(refused, Err(PoolError::WrongDevice { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(PoolError::Device(DeviceError::WrongDevice { .. }))), "{refused:?}");
         }
     }
 

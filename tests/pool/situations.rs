@@ -7,8 +7,8 @@ use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, each_setting};
 use gpumem_tests::pool::adaptor::{Budget, Fallback, Guard};
 use gpumem_tests::pool::{
-    Advice, BackendKind, Block, Bytes, Capture, CaptureMode, Device, MemoryKind, Pool, PoolBuilder, PoolError,
-    Profile, RefusedBy, Stream,
+    Advice, BackendKind, Block, Bytes, Capture, CaptureMode, Device, MemoryKind, Pool, PoolBuilder,
+    PoolError, Profile, RefusedBy, Stream,
 };
 use gpumem_tests::sys::types::CUdeviceptr;
 use gpumem_tests::sys::{Driver, DriverKind};

@@ -8,7 +8,7 @@ use gpumem_tests::array::ndarray::{Axis, Ix1, Ix2, Slice};
 use gpumem_tests::array::{ArrayError, Gpu, GpuArray, PinnedArray, Rng, Triangle};
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
-use gpumem_tests::pool::{BackendKind, Block, Device, Keep, Pool, PoolError, Stream};
+use gpumem_tests::pool::{BackendKind, Block, Device, DeviceError, Keep, Pool, PoolError, Stream};
 use gpumem_tests::sys::{Driver, DriverKind};
 use gpumem_tests::{cases, for_each_seed};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,7 +19,7 @@ fn pool(driver: &Driver) -> Pool {
 }
 
 fn is_asleep(error: &ArrayError) -> bool {
-    matches!(error, ArrayError::Pool(PoolError::Asleep { .. }))
+    matches!(error, ArrayError::Pool(PoolError::Device(DeviceError::Asleep { .. })))
 }
 
 cases! {

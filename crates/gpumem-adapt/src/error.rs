@@ -3,9 +3,9 @@
 use core::error::Error;
 use core::fmt;
 use gpumem_array::ArrayError;
-use gpumem_array::pool::PoolError;
 use gpumem_array::pool::sys::DriverError;
 use gpumem_array::pool::sys::text::{Shown, debug_is_display};
+use gpumem_array::pool::{DeviceError, PoolError};
 use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::io;
@@ -105,9 +105,10 @@ pub(crate) fn ran_out_of_memory(error: &(dyn Error + 'static)) -> bool {
     while let Some(error) = found {
         if error.downcast_ref::<ArrayError>().is_some_and(ArrayError::is_out_of_memory)
             || error.downcast_ref::<PoolError>().is_some_and(PoolError::is_out_of_memory)
+            || error.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_out_of_memory)
             || error
                 .downcast_ref::<DriverError>()
-                .is_some_and(|error| PoolError::from(*error).is_out_of_memory())
+                .is_some_and(|error| DeviceError::from(*error).is_out_of_memory())
             || error
                 .downcast_ref::<io::Error>()
                 .is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory)

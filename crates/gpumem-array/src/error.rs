@@ -6,9 +6,9 @@ mod rejected;
 pub use graph::GraphError;
 pub use rejected::Rejected;
 
-use gpumem_pool::PoolError;
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::text::{Shown, debug_is_display};
+use gpumem_pool::{DeviceError, PoolError};
 
 /// An operation on arrays failed. The text states the problem and what to do about it, and `Debug` prints the same text.
 #[derive(Clone, thiserror::Error)]
@@ -363,6 +363,12 @@ impl From<gpumem_sim::SimError> for ArrayError {
             gpumem_sim::SimError::Env(error) => Self::Pool(error.into()),
             error => Self::Sim(error),
         }
+    }
+}
+
+impl From<DeviceError> for ArrayError {
+    fn from(error: DeviceError) -> Self {
+        Self::Pool(error.into())
     }
 }
 

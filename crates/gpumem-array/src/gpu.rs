@@ -24,7 +24,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use downloads::Downloads;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::CUdevice_attribute;
-use gpumem_pool::{CaptureError, Device, MemoryKind, Pool, PoolError, Stream, not_forked};
+use gpumem_pool::{CaptureError, Device, DeviceError, MemoryKind, Pool, PoolError, Stream, not_forked};
 use pools::{GpuPools, IdleStream};
 use recording::Recording;
 use stage::{Stage, Stages};
@@ -629,7 +629,7 @@ impl Gpu {
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), ArrayError> {
         self.check_thread(operation)?;
         if self.stream().is_capturing()? {
-            Err(PoolError::Capture(CaptureError::NotCapturable { operation }).into())
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { operation })).into())
         } else {
             Ok(())
         }
@@ -651,7 +651,7 @@ impl Gpu {
         let numbers = [&self.0.history.last_kernel, &self.0.shared.last_kernel];
         let last = || numbers.iter().find_map(|number| KernelName::of_number(number.load(Ordering::Relaxed)));
         match error {
-            ArrayError::Pool(error @ PoolError::DeviceLost(_)) => match last() {
+            ArrayError::Pool(error @ PoolError::Device(DeviceError::DeviceLost(_))) => match last() {
                 Some(kernel) => ArrayError::LostAfterKernel { kernel: kernel.to_string(), error },
                 None => error.into(),
             },

@@ -155,7 +155,8 @@ impl Gpu {
         let id = recording.id();
         let gpu = self.for_capture(recording)?;
         // Relaxed: the stream is private, so the capture and other calls cannot interfere.
-        let mut open = OpenCapture { capture: Some(Capture::begin(gpu.stream(), CaptureMode::Relaxed)?), gpu };
+        let mut open =
+            OpenCapture { capture: Some(Capture::begin(gpu.stream(), CaptureMode::Relaxed)?), gpu };
         let made = work(&CaptureGpu { gpu: open.gpu.clone(), outside: self.clone() })?;
         let mut keeper = Keeper::new(id);
         let tokens = made.keep(&mut keeper)?;

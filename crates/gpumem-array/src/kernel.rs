@@ -19,7 +19,7 @@ use gpumem_pool::sys::DriverKind;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::text::Shown;
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
-use gpumem_pool::{Device, PoolError, not_forked};
+use gpumem_pool::{Device, DeviceError, not_forked};
 use signature::Signatures;
 pub(crate) use signature::{Parameter, Signature};
 use source::{DeclaredKernel, KernelSource, Language, has_word};
@@ -263,7 +263,7 @@ impl Drop for Loaded {
         let device = &self.device;
         let waited = device.bind().and_then(|_bound| device.synchronize_for_drop());
         match waited.and_then(|()| unload(device, self.raw.0)) {
-            Ok(()) | Err(PoolError::DeviceLost(_)) => {}
+            Ok(()) | Err(DeviceError::DeviceLost(_)) => {}
             // Waiting for the device is impossible during a capture, and a host function may not call the driver.
             Err(_) => {
                 let raw = DriverHandle(self.raw.0);
@@ -277,7 +277,7 @@ impl Drop for Loaded {
 }
 
 /// Unloads a module that no thread can launch kernels of, and whose launches are complete.
-fn unload(device: &Device, raw: *mut CUmod_st) -> Result<(), PoolError> {
+fn unload(device: &Device, raw: *mut CUmod_st) -> Result<(), DeviceError> {
     let _bound = device.bind()?;
     // A capture may have begun since the wait. It contains none of the module's kernels, and relaxed mode keeps the unload from breaking
     // it.

@@ -44,8 +44,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::sys::{DriverError, fork};
 use gpumem_pool::{
-    Block, Device, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError, Stream,
-    StreamPoint, Unsupported, not_forked,
+    Block, Device, DeviceError, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError,
+    Stream, StreamPoint, Unsupported, not_forked,
 };
 use memory::StorageMemory;
 use pattern::Pattern;
@@ -651,7 +651,9 @@ impl Storage {
             PoolError::Unsupported(Unsupported::PeerAccess { .. }) => {
                 no_peer_access(operation, gpu, self, "no link connects the two")
             }
-            PoolError::Driver(error) => no_peer_access(operation, gpu, self, &error.to_string()),
+            PoolError::Device(DeviceError::Driver(error)) => {
+                no_peer_access(operation, gpu, self, &error.to_string())
+            }
             error => error.into(),
         })
     }
@@ -816,7 +818,7 @@ impl Storage {
         Self { capture, ..self }
     }
 
-    fn finish(&self, point: StreamPoint) -> Result<(), PoolError> {
+    fn finish(&self, point: StreamPoint) -> Result<(), DeviceError> {
         if self.device().synchronize_point(point)? {
             return Ok(());
         }
@@ -828,17 +830,17 @@ impl Storage {
     }
 
     #[inline]
-    fn wait(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
+    fn wait(&self, stream: &Stream, point: StreamPoint) -> Result<(), DeviceError> {
         if stream.wait_for_point_outside_captures(point)? { Ok(()) } else { self.wait_by_name(stream, point) }
     }
 
     #[cold]
-    fn wait_for_read(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
+    fn wait_for_read(&self, stream: &Stream, point: StreamPoint) -> Result<(), DeviceError> {
         self.wait(stream, point)
     }
 
     #[cold]
-    fn wait_by_name(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
+    fn wait_by_name(&self, stream: &Stream, point: StreamPoint) -> Result<(), DeviceError> {
         let foreign = self.more.get().map(|more| lock(more).foreign.clone()).unwrap_or_default();
         wait_or_finish(stream, point, &foreign)
     }
@@ -961,7 +963,7 @@ fn host_level(access: Access) -> u8 {
 
 /// Waits for a point by the name of its stream. If the stream is gone without a marker, the host waits for the device.
 #[cold]
-fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Result<(), PoolError> {
+fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Result<(), DeviceError> {
     if stream.wait_for_point_outside_captures(point)? {
         return Ok(());
     }
@@ -973,7 +975,7 @@ fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Re
 
 /// True if there are any.
 #[cold]
-fn wait_for_further_reads(stream: &Stream, more: &Mutex<More>) -> Result<bool, PoolError> {
+fn wait_for_further_reads(stream: &Stream, more: &Mutex<More>) -> Result<bool, DeviceError> {
     // Waits take locks of streams and call the driver, so they run outside this lock.
     let (reads, foreign) = {
         let more = lock(more);

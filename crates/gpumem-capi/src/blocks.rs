@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_pool::sys::fork;
-use gpumem_pool::{Block, PoolError, RawBlock};
+use gpumem_pool::{Block, DeviceError, PoolError, RawBlock};
 
 /// Some of the blocks, on a cache line of their own.
 ///
@@ -116,7 +116,7 @@ pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
 
 /// Calls `work` with the block that begins at an address. No other thread can free it during the call.
 pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> Outcome<R>) -> Outcome<R> {
-    let mut blocks = shard(address).ok_or(PoolError::Forked)?;
+    let mut blocks = shard(address).ok_or(PoolError::Device(DeviceError::Forked))?;
     let Some(place) = blocks.get_mut(address) else { return Err(unknown(address)) };
     // SAFETY: `keep` and `with` made it by `into_raw`. It is not dropped here, and the line below writes it back to the table. If the work
     // panics, the table still has the block in its earlier state.

@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char};
 use gpumem_pool::sys::text::Shown;
 use gpumem_pool::sys::{LoadError, fork};
-use gpumem_pool::{Interface, NotFound, PoolError, not_forked};
+use gpumem_pool::{DeviceError, Interface, PoolError, not_forked};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -65,10 +65,18 @@ impl From<PoolError> for Failure {
     }
 }
 
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        PoolError::from(error).into()
+    }
+}
+
 fn code_of(error: &PoolError) -> gpumem_result {
     match error {
         error if error.is_out_of_memory() => gpumem_result::GPUMEM_ERROR_OUT_OF_MEMORY,
-        PoolError::Unsupported(_) => gpumem_result::GPUMEM_ERROR_UNSUPPORTED,
+        PoolError::Unsupported(_) | PoolError::Device(DeviceError::HostAccess { .. }) => {
+            gpumem_result::GPUMEM_ERROR_UNSUPPORTED
+        }
         PoolError::Env(_)
         | PoolError::Load(
             LoadError::Env(_)
@@ -76,17 +84,17 @@ fn code_of(error: &PoolError) -> gpumem_result {
             | LoadError::SimulatorRequested
             | LoadError::StartDropIn(_),
         ) => gpumem_result::GPUMEM_ERROR_ENVIRONMENT,
-        PoolError::Load(_) | PoolError::NotFound(NotFound::Device { .. }) => {
+        PoolError::Load(_) | PoolError::Device(DeviceError::NotFound { .. }) => {
             gpumem_result::GPUMEM_ERROR_NO_DEVICE
         }
-        PoolError::Forked => gpumem_result::GPUMEM_ERROR_FORKED,
-        PoolError::DeviceLost(_) | PoolError::AwaitedDeviceLost { .. } => {
+        PoolError::Device(DeviceError::Forked) => gpumem_result::GPUMEM_ERROR_FORKED,
+        PoolError::Device(DeviceError::DeviceLost(_) | DeviceError::AwaitedDeviceLost { .. }) => {
             gpumem_result::GPUMEM_ERROR_DEVICE_LOST
         }
-        PoolError::Driver(_)
-        | PoolError::HostFunction(_)
-        | PoolError::Poisoned { .. }
-        | PoolError::Kept { .. } => gpumem_result::GPUMEM_ERROR_DRIVER,
+        PoolError::Device(
+            DeviceError::Driver(_) | DeviceError::HostFunction(_) | DeviceError::Kept { .. },
+        )
+        | PoolError::Poisoned { .. } => gpumem_result::GPUMEM_ERROR_DRIVER,
         PoolError::Config(_) | PoolError::BadArgument(_) => gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT,
         _ => gpumem_result::GPUMEM_ERROR_STATE,
     }

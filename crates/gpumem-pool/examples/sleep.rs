@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)] // printing is what it is for
 
-use gpumem_pool::{BackendKind, Bytes, Device, Keep, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, Bytes, Device, DeviceError, Keep, Pool, PoolError, Stream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::new(&gpumem_sim::driver_or_sim()?, 0)?;
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Bytes(copied_bytes)
         );
         let refused = layers.fill(0..4, 0_u32, &stream);
-        assert!(matches!(refused, Err(PoolError::Asleep { .. })));
+        assert!(matches!(refused, Err(PoolError::Device(DeviceError::Asleep { .. }))));
 
         // Training has the whole device.
         drop(training.alloc_zeroed(192 << 20, &stream)?);

@@ -47,10 +47,11 @@ pub(crate) use without_caching::{
 pub(crate) use without_native::NativeAllocator;
 
 use crate::config::{BackendKind, HandleUse};
-use crate::device::{PeerDevice, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError, Unsupported};
 use direct::DirectBackend;
 use enum_dispatch::enum_dispatch;
+use gpumem_device::internal::PeerDevice;
+use gpumem_device::{Stream, StreamId};
 use gpumem_heap::counters::Counters;
 use none::PlainAllocator;
 use std::sync::Arc;

@@ -12,10 +12,11 @@ use crate::config::{
     BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,
     PeerOption, PoolName, Profile, VARIABLES,
 };
-use crate::device::Device;
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
 use crate::trace::{Flight, Trace};
+use gpumem_device::Device;
+use gpumem_device::internal::not_forked;
 use gpumem_sys::env::{self, EnvError};
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// The errors of [`PoolBuilder::build`] with the defaults: [`PoolError::Driver`] if a driver call fails.
+    /// The errors of [`PoolBuilder::build`] with the defaults: [`DeviceError::Driver`](crate::DeviceError::Driver) if a driver call fails.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
         Self::builder(device).build()
     }
@@ -286,7 +287,7 @@ impl PoolBuilder {
     /// - [`PoolError::BadArgument`] for a hard limit below the minimum.
     /// - [`PoolError::Config`] with [`ConfigError::LimitSyntax`] for an invalid text or a share outside 0 to 100 %,
     ///   [`ConfigError::ShareOfHost`] for a share of host memory, or [`ConfigError::Twice`] for options that contradict each other.
-    /// - [`PoolError::Driver`] if a driver call fails.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
         not_forked()?;
         if let Some(mistake) = self.mistake {

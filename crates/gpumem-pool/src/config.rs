@@ -2,7 +2,6 @@
 
 pub(crate) mod alignment;
 pub(crate) mod backend_kind;
-pub(crate) mod bytes;
 mod error;
 mod flight_recorder;
 pub(crate) mod ignored;
@@ -22,7 +21,6 @@ pub(crate) mod values;
 pub(crate) use alignment::ALIGNMENT_MIN;
 pub use backend_kind::BackendKind;
 pub(crate) use backend_kind::HandleUse;
-pub use bytes::Bytes;
 pub use error::ConfigError;
 pub use flight_recorder::FlightRecorder;
 pub use ignored::IgnoredOption;

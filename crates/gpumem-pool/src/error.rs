@@ -1,21 +1,15 @@
 //! [`PoolError`]: the errors that a correct program can encounter, each with the action to take.
 
 mod bad_argument;
-mod capture_error;
 pub(crate) mod damage;
-mod not_found;
 pub(crate) mod out_of_memory;
 mod pool_usage;
 mod refusal;
 mod request_origin;
 mod requested;
-mod stream_error;
 mod unsupported;
-mod verdict;
 
 pub use bad_argument::BadArgument;
-pub use capture_error::CaptureError;
-pub use not_found::NotFound;
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
@@ -24,16 +18,15 @@ pub use pool_usage::PoolUsage;
 pub(crate) use refusal::Refusal;
 pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
-pub use stream_error::StreamError;
 pub use unsupported::Unsupported;
-pub(crate) use verdict::Verdict;
 
-use crate::config::{Bytes, ConfigError, MemoryKind};
+use crate::config::{ConfigError, MemoryKind};
 use core::fmt;
+use gpumem_device::Bytes;
+use gpumem_device::{DeviceError, HostMemoryError};
 use gpumem_sys::env::EnvError;
-use gpumem_sys::text::{Shown, debug_is_display};
-use gpumem_sys::types::CUresult;
-use gpumem_sys::{DriverError, LoadError, fork};
+use gpumem_sys::text::{self, Shown, debug_is_display};
+use gpumem_sys::{DriverError, LoadError};
 
 /// An operation of the pool layer failed. The text states the problem, the cause and the action, and `Debug` prints the same
 /// text.
@@ -97,20 +90,16 @@ pub enum PoolError {
     /// An argument is wrong: correct the call.
     #[error(transparent)]
     BadArgument(BadArgument),
-    /// Two objects that must belong to one device belong to different devices or contexts.
-    #[error(
-        "expected {}, but this object belongs to {}; create both from one Device",
-        Shown::sentence(.expected), Shown::sentence(.found)
-    )]
-    WrongDevice {
-        /// The expected device.
-        expected: String,
-        /// The actual device or context.
-        found: String,
+    /// The pool has no part with this name.
+    #[error("the pool {} has no part {:?}; {}", Shown::name(.pool), Shown::name(.part), parts_there(.parts))]
+    NotFound {
+        /// The name of the pool.
+        pool: String,
+        /// The name of the part.
+        part: String,
+        /// The names of its parts.
+        parts: Vec<String>,
     },
-    /// The call names a device or a part that does not exist. The text says which exist.
-    #[error(transparent)]
-    NotFound(NotFound),
     /// A named option is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -120,12 +109,6 @@ pub enum PoolError {
     /// This pool, device, driver or build cannot do it. Use the alternative that the text names.
     #[error(transparent)]
     Unsupported(Unsupported),
-    /// The memory sleeps ([`Pool::sleep`](crate::Pool::sleep)): its contents are not on the device.
-    #[error("the memory of the pool {} sleeps; call Pool::wake before this call", Shown::name(.pool))]
-    Asleep {
-        /// The name of the pool.
-        pool: String,
-    },
     /// The pool cannot go to sleep now, or another thread is changing whether it sleeps.
     #[error("the pool {} cannot sleep: {reason}; {remedy}", Shown::name(.pool))]
     CannotSleep {
@@ -145,42 +128,6 @@ pub enum PoolError {
         /// The ordinal of the device.
         ordinal: u32,
     },
-    /// The call cannot use this stream. Use another stream, another thread or another time, as the text says.
-    #[error(transparent)]
-    Stream(StreamError),
-    /// The call and a capture exclude each other. Call again outside the capture, or capture again.
-    #[error(transparent)]
-    Capture(CaptureError),
-    /// The number of streams that are alive or have unfinished work reached the maximum that the pool layer can track.
-    #[error(
-        "too many streams: {limit} are alive or have unfinished work, which is the maximum; drop some, share them, or \
-         synchronize the device"
-    )]
-    TooManyStreams {
-        /// The maximum number of streams.
-        limit: usize,
-    },
-    /// The context is lost, because a kernel or the hardware failed, or because the program has reset the device. Nothing on it can be used
-    /// or freed. After a reset, a new [`Device`](crate::Device) has a new context.
-    #[error(fmt = device_lost)]
-    DeviceLost(DriverError),
-    /// A device has waited for work of another device that was lost. Such a wait ends as if the work had run, so memory of all devices may
-    /// have wrong contents: waits of the host are refused until both devices are closed.
-    #[error(
-        "device {ordinal} has waited for work of device {awaited}, which is lost ({error}), so memory may have wrong contents; drop everything \
-         on both devices before you open them again, or restart the process"
-    )]
-    AwaitedDeviceLost {
-        /// The ordinal of the device that has waited.
-        ordinal: u32,
-        /// The ordinal of the lost device.
-        awaited: u32,
-        /// The error with which that device was lost.
-        error: DriverError,
-    },
-    /// The process was forked from one that had opened a driver, which does not work in the child. Drops in the child do nothing.
-    #[error("{}", fork::REFUSED)]
-    Forked,
     /// A block that has since been freed was overwritten beyond its ends. The current request is correct.
     #[error(
         "{0}; to find the kernel or copy that wrote there, drop the block after a part of the work, synchronize, and \
@@ -204,37 +151,12 @@ pub enum PoolError {
         /// The driver's error.
         cause: DriverError,
     },
-    /// Host memory or an imported block was dropped, and waiting for the device failed. The memory stays registered or mapped, because the
-    /// device may still use it. The next successful [`Device::synchronize`](crate::Device::synchronize) releases it, except for a
-    /// [`HostMemory`](crate::HostMemory) whose elements need a drop, which is leaked. The call that returns this error is correct; repeat
-    /// it.
-    #[error(
-        "{what} at {address:#x} ({}) stays allocated after its drop, because waiting for the device failed ({cause}); end \
-         captures of other threads before such a drop, and repeat this call, which reports each case once",
-        Bytes(*.size_bytes)
-    )]
-    Kept {
-        /// The kind of memory.
-        what: &'static str,
-        /// The address of the memory.
-        address: u64,
-        /// The size of the memory.
-        size_bytes: u64,
-        /// The error of the failed wait or release.
-        cause: DriverError,
-    },
     /// No driver could be loaded.
     #[error(transparent)]
     Load(LoadError),
-    /// The driver permits no call here, as in a host function (`cuLaunchHostFunc`). Drops there are allowed: the memory is returned later.
-    #[error(
-        "{0}: called from a host function (cuLaunchHostFunc), where the driver allows no calls; let the host function wake another \
-         thread, which calls instead"
-    )]
-    HostFunction(DriverError),
-    /// A driver call failed.
+    /// An operation on a device, a stream, an event or host memory failed.
     #[error(transparent)]
-    Driver(DriverError),
+    Device(#[from] DeviceError),
 }
 
 // The results of hot calls carry it.
@@ -311,7 +233,7 @@ impl PoolError {
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::BeyondMaximum { .. } | Self::Refused { .. } => true,
-            Self::Driver(error) => Verdict::of(error) == Verdict::Shortage,
+            Self::Device(error) => error.is_out_of_memory(),
             error => error.is_want_of_memory(),
         }
     }
@@ -340,27 +262,6 @@ impl PoolError {
             _ => None,
         }
     }
-}
-
-/// The text of [`PoolError::DeviceLost`].
-fn device_lost(cause: &DriverError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match cause.code() {
-        RESET => write!(
-            f,
-            "the device was reset, and the context and everything on it are gone ({cause}); new devices, streams and pools work: replace \
-             these, and look for what resets the device (cudaDeviceReset, cuDevicePrimaryCtxReset)"
-        ),
-        _ => write!(f, "the device's context and everything on it are lost ({cause}); restart the process"),
-    }
-}
-
-/// The code of a context that was destroyed while in use.
-pub(crate) const RESET: CUresult = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-
-/// True for codes that a call may return because the context was destroyed. The codes alone do not prove it: another context may have
-/// the old handle after a reset.
-pub(crate) fn may_mean_reset(code: CUresult) -> bool {
-    [RESET, CUresult::CUDA_ERROR_INVALID_CONTEXT, CUresult::CUDA_ERROR_INVALID_HANDLE].contains(&code)
 }
 
 /// The text of [`PoolError::TooLarge`].
@@ -398,67 +299,29 @@ debug_is_display!(PoolError);
 
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
-        match error {
-            // Any call in a child fails, and the error's text does not explain it.
-            _ if fork::is_child() => Self::Forked,
-            error if is_sticky(error.code()) => Self::DeviceLost(error),
-            error if error.is_not_permitted() => Self::HostFunction(error),
-            error => Self::Driver(error),
-        }
+        Self::Device(error.into())
+    }
+}
+
+impl<V> From<HostMemoryError<V>> for PoolError {
+    fn from(error: HostMemoryError<V>) -> Self {
+        Self::Device(error.into())
     }
 }
 
 impl From<LoadError> for PoolError {
     fn from(error: LoadError) -> Self {
-        if matches!(error, LoadError::Forked) { Self::Forked } else { Self::Load(error) }
+        match error {
+            LoadError::Forked => Self::Device(DeviceError::Forked),
+            error => Self::Load(error),
+        }
     }
 }
 
-/// Refuses every operation of a forked child. Called before any lock is taken, because a thread that does not exist in the child may hold
-/// the lock.
-///
-/// # Errors
-///
-/// [`PoolError::Forked`] in a forked child.
-#[doc(hidden)]
-#[inline]
-pub fn not_forked() -> Result<(), PoolError> {
-    if fork::is_child() { Err(PoolError::Forked) } else { Ok(()) }
+/// The action for [`PoolError::NotFound`].
+fn parts_there(parts: &[String]) -> String {
+    match parts {
+        [] => "it has none: call Pool::part first".into(),
+        _ => format!("its parts are {}", text::list(parts.iter().map(String::as_str))),
+    }
 }
-
-/// True if no work can run after this code: the context is lost or destroyed, or the driver is shutting down.
-pub(crate) fn is_over(code: CUresult) -> bool {
-    is_sticky(code) || OVER.contains(&code)
-}
-
-const OVER: [CUresult; 2] = [CUresult::CUDA_ERROR_DEINITIALIZED, CUresult::CUDA_ERROR_INVALID_CONTEXT];
-
-/// True if the driver returns this code because of an active capture.
-pub(crate) fn is_of_capture(code: CUresult) -> bool {
-    (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0)
-        .contains(&code.0)
-}
-
-/// True if every later call on the context returns this code again.
-pub(crate) fn is_sticky(code: CUresult) -> bool {
-    STICKY.contains(&code)
-}
-
-const STICKY: [CUresult; 16] = [
-    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
-    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
-    CUresult::CUDA_ERROR_CONTAINED,
-    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
-    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
-    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-    CUresult::CUDA_ERROR_ASSERT,
-    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
-    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
-    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
-    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
-    CUresult::CUDA_ERROR_INVALID_PC,
-    CUresult::CUDA_ERROR_LAUNCH_FAILED,
-    CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
-    CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
-    CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
-];

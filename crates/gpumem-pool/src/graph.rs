@@ -20,13 +20,16 @@ mod foreign;
 
 pub use foreign::ForeignCaptures;
 
-use crate::device::any_stream::close_for_end;
-use crate::device::capture_end::{end_of, run_again};
-use crate::device::{Device, Handle, Object, Stream};
-use crate::error::{CaptureError, PoolError, not_forked};
+use crate::error::PoolError;
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::marker::PhantomData;
+use gpumem_device::internal::close_for_end;
+use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{Handle, Object};
+use gpumem_device::internal::{end_of, run_again};
+use gpumem_device::{CaptureError, DeviceError};
+use gpumem_device::{Device, Stream};
 use gpumem_sys::fork;
 use gpumem_sys::types::{
     CUgraph, CUgraph_st, CUgraphExec_st, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,
@@ -121,10 +124,10 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Capture`] if the stream is already capturing or its capture is broken, during a copy to or from borrowed memory, if
+    /// - [`DeviceError::Capture`] if the stream is already capturing or its capture is broken, during a copy to or from borrowed memory, if
     ///   another call does not finish queueing work on the stream within a quarter of a second, or if the driver does not report the new
     ///   capture.
-    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    /// - [`DeviceError::Stream`], [`DeviceError::Driver`] and [`DeviceError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     pub fn begin(stream: &Stream, mode: CaptureMode) -> Result<Self, PoolError> {
         stream.device().check_open()?;
@@ -136,7 +139,7 @@ impl Capture {
         captures.announce();
         let begun = stream.check_runs("beginning a capture").and_then(|()| {
             let begun = stream.clocks().begin_capture(stream.stream_index(), mode.raw())?;
-            begun.ok_or(PoolError::Capture(CaptureError::Broken))
+            begun.ok_or(DeviceError::Capture(CaptureError::Broken))
         });
         let graph = begun.inspect_err(|_| captures.withdraw())?;
         // The memory comes first: once the capture is known, dropped blocks of its streams are kept for it.
@@ -151,8 +154,8 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Capture`] if the capture is broken, or if a stream that joined it has work that the capturing stream does not wait for.
-    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
+    /// - [`DeviceError::Capture`] if the capture is broken, or if a stream that joined it has work that the capturing stream does not wait for.
+    /// - [`DeviceError::Driver`] or [`DeviceError::DeviceLost`] if a driver call fails.
     pub fn end(mut self) -> Result<Graph, PoolError> {
         self.finish()
     }
@@ -172,21 +175,25 @@ impl Capture {
         let _alone = close_for_end(&members);
         if !clocks.captures().end_begins(self.hold.graph) {
             // The end of a borrow ended the capture early.
-            return Err(PoolError::Capture(CaptureError::Broken));
+            return Err(PoolError::Device(DeviceError::Capture(CaptureError::Broken)));
         }
         let ended = end_of(&members, clocks, self.stream.stream_index());
         let waited =
             run_again(self.hold.device.primary(), clocks, self.hold.graph, self.stream.stream_index());
         match ended {
-            Ok(raw) if raw.is_null() => Err(PoolError::Capture(CaptureError::Broken)),
+            Ok(raw) if raw.is_null() => Err(PoolError::Device(DeviceError::Capture(CaptureError::Broken))),
             Ok(raw) => {
                 let graph = Graph { raw: Mutex::new(Handle(raw)), hold: self.hold.clone() };
                 waited?;
                 Ok(graph)
             }
             Err(error) => Err(match error.code() {
-                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => PoolError::Capture(CaptureError::Broken),
-                CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => PoolError::Capture(CaptureError::Unjoined),
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => {
+                    PoolError::Device(DeviceError::Capture(CaptureError::Broken))
+                }
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => {
+                    PoolError::Device(DeviceError::Capture(CaptureError::Unjoined))
+                }
                 _ => error.into(),
             }),
         }
@@ -206,7 +213,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
+    /// [`DeviceError::Driver`] if a call fails, [`DeviceError::DeviceLost`] if the context is lost.
     pub fn instantiate(&self) -> Result<GraphExec, PoolError> {
         self.hold.device.check_open()?;
         let device = &self.hold.device;
@@ -243,13 +250,13 @@ impl GraphExec {
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] if the graph belongs to another device; [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a
+    /// [`DeviceError::WrongDevice`] if the graph belongs to another device; [`DeviceError::Driver`] or [`DeviceError::DeviceLost`] if a
     /// call fails.
     pub fn update(&mut self, graph: &Graph) -> Result<bool, PoolError> {
         not_forked()?;
         let device = self.hold.device.clone();
         if graph.hold.device != device {
-            return Err(device.mismatch(&graph.hold.device));
+            return Err(device.mismatch(&graph.hold.device).into());
         }
         let _bound = device.enter()?;
         let exec = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
@@ -282,10 +289,10 @@ impl GraphExec {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
-    /// - [`PoolError::Capture`] if the stream, or a stream that it must wait for, is capturing, or if its capture is broken.
-    /// - [`PoolError::Asleep`] if memory that the graph keeps sleeps ([`Pool::sleep`](crate::Pool::sleep)).
-    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    /// - [`DeviceError::WrongDevice`] if the stream belongs to another device.
+    /// - [`DeviceError::Capture`] if the stream, or a stream that it must wait for, is capturing, or if its capture is broken.
+    /// - [`DeviceError::Asleep`] if memory that the graph keeps sleeps ([`Pool::sleep`](crate::Pool::sleep)).
+    /// - [`DeviceError::Stream`], [`DeviceError::Driver`] and [`DeviceError::DeviceLost`]
     ///   as for [`Stream::synchronize`].
     ///
     /// # Safety
@@ -299,7 +306,7 @@ impl GraphExec {
         let device = &self.hold.device;
         if stream.device() != device {
             stream.check_usable()?;
-            return Err(device.mismatch(stream.device()));
+            return Err(device.mismatch(stream.device()).into());
         }
         let graph = self.hold.graph;
         let memory = core::iter::once_with(|| self.hold.memory.of_graph(graph)).flatten();
@@ -312,9 +319,9 @@ impl GraphExec {
             let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
             for stamp in after.into_iter().chain(after_parts) {
                 if !clocks.order_launch(stamp, stream.stream_index())? {
-                    return Err(PoolError::Capture(CaptureError::NotCapturable {
+                    return Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable {
                         operation: "waiting for a stream that captures",
-                    }));
+                    })));
                 }
             }
             let _bound = device.enter()?;

@@ -15,7 +15,6 @@
 //! | `figures` | the table of the figures of [`Status`]; [`PoolCounters`] |
 //! | `error` | [`PoolError`]; [`OutOfMemory`], the report of a refused request, with advice |
 //! | `stats` | counters of blocks, tags, [`Status`] |
-//! | `device` | [`Device`], [`Stream`], [`Event`], [`Completion`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
 //! | `limits` | how many bytes a pool may hold, alone and together with other pools; [`Reclaimable`]: callbacks that release memory of the program |
 //! | `backend` | the sources of memory: `caching`, `native`, `none` |
 //! | `pool` | [`Pool`], [`Block`], and how a request runs: adaptors, backend, graphs |
@@ -64,7 +63,7 @@
 //! # Forked processes
 //!
 //! A driver does not survive `fork`. In a child that was forked after the first [`Device`] was opened, every operation returns
-//! [`PoolError::Forked`], even with cached memory, and drops do nothing, so the child can end normally. Neither takes a lock, because a
+//! [`DeviceError::Forked`], even with cached memory, and drops do nothing, so the child can end normally. Neither takes a lock, because a
 //! thread that does not exist in the child may hold it. Start workers that use the GPU with `exec`, or fork before the first [`Device`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -80,9 +79,6 @@ pub mod adaptor;
 mod backend;
 mod builder;
 mod config;
-#[allow(unsafe_code)]
-#[expect(clippy::disallowed_methods, reason = "the room that queues work")]
-mod device;
 mod error;
 mod figures;
 #[allow(unsafe_code)]
@@ -98,22 +94,21 @@ pub use builder::PoolBuilder;
 #[doc(hidden)]
 pub use config::tuning_options;
 pub use config::{
-    BackendKind, Bytes, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind,
-    PoolId, Profile, VARIABLES, conf,
+    BackendKind, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind, PoolId,
+    Profile, VARIABLES, conf,
 };
-pub use device::{
-    BorrowedHostMemory, CaptureModeGuard, Completion, ContextGuard, Device, Event, HostBuffer, HostBufferMut,
-    HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream, StreamBuilder, StreamId, StreamPoint,
-};
-#[doc(hidden)]
-pub use device::{LentMemory, PeerDevice, RecentStreams};
-#[doc(hidden)]
-pub use error::not_forked;
 pub use error::{
-    Advice, Attempt, BadArgument, CaptureError, Growth, Holder, NotFound, OutOfMemory, PoolError, PoolUsage,
-    ProcessUsage, RefusedBy, RequestOrigin, StreamError, UnfinishedStream, Unsupported,
+    Advice, Attempt, BadArgument, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
+    RequestOrigin, UnfinishedStream, Unsupported,
 };
 pub use figures::{PoolCounters, StepCounters};
+#[doc(hidden)]
+pub use gpumem_device::internal::{LentMemory, PeerDevice, RecentStreams, not_forked};
+pub use gpumem_device::{
+    BorrowedHostMemory, Bytes, CaptureError, CaptureModeGuard, Completion, ContextGuard, Device, DeviceError,
+    Event, HostBuffer, HostBufferMut, HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream,
+    StreamBuilder, StreamError, StreamId, StreamPoint,
+};
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;

@@ -48,20 +48,21 @@ use crate::backend::{Keep, Search, Slept, Source, Woken};
 use crate::config::{
     ALIGNMENT_MIN, BackendKind, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolName, ignored,
 };
-use crate::device::{Device, Stream, StreamId};
-use crate::error::{NotFound, PoolError, PoolUsage, Unsupported, not_forked};
+use crate::error::{PoolError, PoolUsage, Unsupported};
 use crate::limits::Limits;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use adaptors::{PeakAdaptor, Stack};
 use alignment::check_alignment;
 use core::fmt;
 use core::ops::RangeInclusive;
+use gpumem_device::internal::not_forked;
+use gpumem_device::{Device, Stream, StreamId};
 use gpumem_heap::counters::Counters;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
-use listing::Listings;
 pub(crate) use hub::Setup;
+use listing::Listings;
 use peak::PeakCounter;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
@@ -131,7 +132,7 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn list(device: &Device) -> Vec<PoolUsage> {
-        Listings::on(device).live().iter().map(|pool| pool.usage()).collect()
+        Listings::on(device).usage()
     }
 
     /// Allocates `size_bytes` on `stream`. Work queued on `stream` after this call may use the memory. Its contents
@@ -147,12 +148,12 @@ impl Pool {
     /// - [`PoolError::OutOfMemory`] if the device has no free memory.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::TooLarge`] if the request exceeds the device's memory.
-    /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::Stream`] if this thread cannot use the stream.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::WrongDevice`](crate::DeviceError::WrongDevice) for another device's stream.
+    /// - [`DeviceError::Stream`](crate::DeviceError::Stream) if this thread cannot use the stream.
+    /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Refused`] or another error of an adaptor.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     #[inline]
     pub fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         request::alloc(*self.0, size_bytes, ALIGNMENT_MIN, stream)
@@ -178,10 +179,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::Stream`] if this thread cannot use the stream.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::WrongDevice`](crate::DeviceError::WrongDevice) for another device's stream.
+    /// - [`DeviceError::Stream`](crate::DeviceError::Stream) if this thread cannot use the stream.
+    /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
     pub fn alloc_ready(
         &self,
         size_bytes: u64,
@@ -291,7 +292,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`PoolError::BadArgument`] if the end of the range is below its start.
-    /// - [`PoolError::Capture`] if the stream captures: a graph would keep the memory of each size that is tried.
+    /// - [`DeviceError::Capture`](crate::DeviceError::Capture) if the stream captures: a graph would keep the memory of each size that is tried.
     /// - All errors of [`Pool::alloc`] for the smallest size, such as [`PoolError::OutOfMemory`] and
     ///   [`PoolError::LimitReached`].
     pub fn alloc_up_to(&self, sizes: RangeInclusive<u64>, stream: &Stream) -> Result<Block, PoolError> {
@@ -316,7 +317,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Capture`] if the stream captures.
+    /// - [`DeviceError::Capture`](crate::DeviceError::Capture) if the stream captures.
     /// - All errors of [`Pool::alloc`], such as [`PoolError::OutOfMemory`] and [`PoolError::LimitReached`].
     pub fn alloc_zeroed(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         not_forked()?;
@@ -334,11 +335,11 @@ impl Pool {
     ///
     /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
     /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::WrongDevice`] for another device's stream.
-    /// - [`PoolError::Stream`] if this thread cannot use the stream.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
+    /// - [`DeviceError::WrongDevice`](crate::DeviceError::WrongDevice) for another device's stream.
+    /// - [`DeviceError::Stream`](crate::DeviceError::Stream) if this thread cannot use the stream.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
         GrowableBlock::new(&self.0, max_bytes, stream)
     }
@@ -478,7 +479,7 @@ impl Pool {
     ///
     /// pool.sleep_parts(["weights"], Keep::OnHost)?;
     /// pool.sleep_parts(["cache"], Keep::Nothing)?;
-    /// assert!(matches!(pool.part("cache")?.alloc(256, &stream), Err(PoolError::Asleep { .. })));
+    /// assert!(matches!(pool.part("cache")?.alloc(256, &stream), Err(PoolError::Device(DeviceError::Asleep { .. }))));
     /// // … another phase of the program uses the device's memory: the pool itself is awake …
     /// let other = pool.alloc(72 << 20, &stream)?;
     /// drop(other);
@@ -564,12 +565,10 @@ impl Pool {
         let parts = self.0.parts().lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<Self> = Vec::new();
         for name in names {
-            let part = parts.get(name).ok_or_else(|| {
-                PoolError::NotFound(NotFound::Part {
-                    pool: self.name().into(),
-                    part: name.into(),
-                    parts: parts.keys().cloned().collect(),
-                })
+            let part = parts.get(name).ok_or_else(|| PoolError::NotFound {
+                pool: self.name().into(),
+                part: name.into(),
+                parts: parts.keys().cloned().collect(),
             })?;
             if found.iter().all(|there| there.id() != part.id()) {
                 found.push(Self(part.clone()));
@@ -588,7 +587,7 @@ impl Pool {
     ///
     /// While the pool sleeps,
     ///
-    /// - allocations return [`PoolError::Asleep`];
+    /// - allocations return [`DeviceError::Asleep`](crate::DeviceError::Asleep);
     /// - so do copies, fills and launches of graphs that use the memory, and all operations of `gpumem-array` on arrays in it;
     /// - blocks may be dropped on any thread. Memory without blocks is not created again by [`Pool::wake`];
     /// - the pool may be dropped: that never waits.
@@ -614,7 +613,7 @@ impl Pool {
     ///
     /// let slept = pool.sleep(Keep::OnHost)?;
     /// assert_eq!((slept.copied_bytes, slept.kept_bytes), (6 << 20, 0));
-    /// assert!(matches!(weights.fill(0..4, 0_u8, &stream), Err(PoolError::Asleep { .. })));
+    /// assert!(matches!(weights.fill(0..4, 0_u8, &stream), Err(PoolError::Device(DeviceError::Asleep { .. }))));
     /// // … another pool, or another program, uses the device's memory …
     /// pool.wake()?;
     ///
@@ -633,10 +632,10 @@ impl Pool {
     /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
     /// - [`PoolError::CannotSleep`] if the pool already sleeps or has exported or pinned blocks, if an array in it is lent to another
     ///   library, or with [`Keep::Nothing`] if an adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
-    /// - [`PoolError::Stream`] in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
-    /// - [`PoolError::Capture`] while a capture is active on one of these devices.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails, for example because the host has too little memory.
+    /// - [`DeviceError::Stream`](crate::DeviceError::Stream) in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
+    /// - [`DeviceError::Capture`](crate::DeviceError::Capture) while a capture is active on one of these devices.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails, for example because the host has too little memory.
     pub fn sleep(&self, keep: Keep) -> Result<Slept, PoolError> {
         let (state, operation) = (&**self.0, "putting a pool to sleep");
         state.check_usable()?;
@@ -677,8 +676,8 @@ impl Pool {
     /// - [`PoolError::OutOfMemory`] if the device has too little free memory.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::CannotSleep`] if another thread is putting the pool to sleep or waking it.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn wake(&self) -> Result<Woken, PoolError> {
         let state = &**self.0;
         state.check_usable()?;
@@ -714,9 +713,9 @@ impl Pool {
     /// - [`PoolError::OutOfMemory`] if the device has too little free memory.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::TooLarge`] if `size_bytes` exceeds the device's memory.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         self.0.check_usable()?;
         self.0.check_awake()?;
@@ -734,8 +733,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn reclaim(&self) -> Result<u64, PoolError> {
         self.giving_back(|state| {
             ladder::run_all_callbacks(state);
@@ -771,8 +770,8 @@ impl Pool {
     /// - [`PoolError::BadArgument`] if the limit is below the smallest accepted value.
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails. The limit is then in force, but releasable memory may remain.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails. The limit is then in force, but releasable memory may remain.
     pub fn set_hard_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
         self.0.check_usable()?;
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
@@ -795,8 +794,8 @@ impl Pool {
     ///
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn set_soft_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
         self.0.check_usable()?;
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
@@ -811,8 +810,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
         self.giving_back(|state| state.backend().trim_to(keep_bytes))
     }
@@ -863,8 +862,8 @@ impl Pool {
     /// After an error, the other device has only the access to this pool that it had before.
     ///
     /// - [`PoolError::Unsupported`] for a device that has no link to this one or belongs to another driver.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         self.0.enable_peer_access(peer)
     }
@@ -873,7 +872,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn status(&self) -> Result<Status, PoolError> {
         not_forked()?;
         let state = &self.0;
@@ -943,7 +942,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails: with `native`, the driver keeps a peak
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails: with `native`, the driver keeps a peak
     /// too.
     pub fn reset_peaks(&self) -> Result<(), PoolError> {
         not_forked()?;

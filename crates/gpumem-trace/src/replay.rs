@@ -146,7 +146,7 @@ pub fn replay(
     // SAFETY: nothing that is made with it leaves this function, which no callback enters again. Who counted a driver on this thread has
     // promised to use it no more.
     let counted = unsafe { calls::count_calls_busy(driver) };
-    let device = Device::new(&counted, 0)?;
+    let device = Device::new(&counted, 0).map_err(PoolError::from)?;
     let streams = Streams::new(&device, setup, trace.stream_count())?;
     // Not the counted driver, which a clock could keep.
     let now = || setup.clock.and_then(|clock| clock(driver));

@@ -72,8 +72,8 @@ pub use gpumem_array::{
 };
 #[cfg(feature = "pool")]
 pub use gpumem_pool::{
-    BackendKind, Block, Bytes, Device, Event, Limit, MemoryKind, OutOfMemory, Pool, PoolBuilder, PoolError,
-    Profile, Status, Stream,
+    BackendKind, Block, Bytes, Device, DeviceError, Event, Limit, MemoryKind, OutOfMemory, Pool, PoolBuilder,
+    PoolError, Profile, Status, Stream,
 };
 pub use gpumem_sys::{Driver, DriverError, DriverKind, LoadError};
 

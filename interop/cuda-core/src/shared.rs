@@ -8,7 +8,7 @@
 
 use cuda_core::sys::CUdeviceptr;
 use cuda_core::{Context, DeviceAllocation, DeviceBuffer, DeviceCopy, RawDeviceBuffer, Stream as CoreStream};
-use gpumem_pool::{Block, Device, Pool, PoolError, Stream};
+use gpumem_pool::{Block, Device, DeviceError, Pool, PoolError, Stream};
 use std::sync::Arc;
 
 /// Why memory could not be shared.
@@ -37,6 +37,12 @@ pub enum CoreError {
     /// An operation of cuda-core failed.
     #[error("cuda-core: {0}")]
     Core(#[from] cuda_core::DriverError),
+}
+
+impl From<DeviceError> for CoreError {
+    fn from(error: DeviceError) -> Self {
+        Self::Pool(error.into())
+    }
 }
 
 /// A block that cuda-core uses.

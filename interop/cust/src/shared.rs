@@ -24,7 +24,7 @@ use gpumem_array::dlpack::{DlpackArray, DlpackElement};
 use gpumem_array::kind::{self, Kind};
 use gpumem_array::ndarray::{Dimension, Ix1};
 use gpumem_array::pool::sys::types::{CUcontext, CUpointer_attribute};
-use gpumem_array::pool::{Device, PoolError, Stream};
+use gpumem_array::pool::{Device, DeviceError, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, GpuViewMut};
 use std::error::Error;
 use std::fmt;
@@ -71,6 +71,12 @@ pub enum CustError {
     /// An operation of gpumem failed.
     #[error(transparent)]
     Array(#[from] ArrayError),
+}
+
+impl From<DeviceError> for CustError {
+    fn from(error: DeviceError) -> Self {
+        Self::Array(error.into())
+    }
 }
 
 impl From<PoolError> for CustError {
@@ -127,7 +133,7 @@ impl CustStream {
     /// # Errors
     ///
     /// - [`CustError::NonBlocking`] for a stream that is not in order with the default stream.
-    /// - [`CustError::Array`] with `PoolError::WrongDevice` for a stream of another context than the device's primary one.
+    /// - [`CustError::Array`] with `DeviceError::WrongDevice` for a stream of another context than the device's primary one.
     pub fn new(device: &Device, stream: cust::stream::Stream) -> Result<Self, Refused<cust::stream::Stream>> {
         // A failure has another cause, which the next call returns.
         if stream.get_flags().is_ok_and(|flags| flags.contains(StreamFlags::NON_BLOCKING)) {

@@ -4,8 +4,8 @@ use crate::sharing::blocks::{bytes_of, device_and_stream, set};
 use crate::sharing::child::{inherited, is_child, run_child};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{
-    BadArgument, Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, SocketError,
-    Unsupported,
+    BadArgument, Device, DeviceError, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile,
+    SocketError, Unsupported,
 };
 use std::io::Write;
 use std::net::Shutdown;
@@ -85,7 +85,7 @@ cases! {
         };
         let of = |descriptor, size_bytes| vec![ExportedHandle::new(descriptor, size_bytes)];
         let refused = import(ExportedBlock::new(of(null(), 2 << 20), 0, 2 << 20));
-        assert!(matches!(refused, Err(SocketError::Pool(PoolError::Driver(_)))), "{refused:?}");
+        assert!(matches!(refused, Err(SocketError::Pool(PoolError::Device(DeviceError::Driver(_))))), "{refused:?}");
         let Some(pool) = exportable(&device) else { return };
         let block = pool.alloc(2 << 20, &stream).unwrap();
         for (size_bytes, offset_bytes) in [(1 << 50, 0), (u64::MAX, 0), (5, 0), (0, 0), (4 << 20, 2 << 20)] {

@@ -4,7 +4,9 @@ use crate::graphs::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with,
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
-use gpumem_tests::pool::{CaptureError, Capture, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{
+    Capture, CaptureError, CaptureMode, Device, DeviceError, Event, Pool, PoolError, Stream,
+};
 
 cases! {
     /// Captured work runs at each launch, in memory of the graph, in every mode.
@@ -70,17 +72,17 @@ cases! {
             let capture = fixture.capture();
             let block = fixture.alloc();
             fixture.fill(&block, 4, &fixture.stream);
-            refused(fixture.stream.synchronize());
-            refused(fixture.stream.is_complete());
-            refused(fixture.device.synchronize());
+            refused(fixture.stream.synchronize().map_err(Into::into));
+            refused(fixture.stream.is_complete().map_err(Into::into));
+            refused(fixture.device.synchronize().map_err(Into::into));
             refused(Capture::begin(&fixture.stream, CaptureMode::Global));
             // SAFETY: the graph is empty.
             refused(unsafe { warm.launch(&fixture.stream) });
             event.record(&fixture.stream).unwrap();
-            refused(event.is_complete());
-            refused(event.synchronize());
+            refused(event.is_complete().map_err(Into::into));
+            refused(event.synchronize().map_err(Into::into));
             let elsewhere = Capture::begin(&fixture.other, CaptureMode::Global).unwrap();
-            refused(fixture.stream.wait_for(&fixture.other));
+            refused(fixture.stream.wait_for(&fixture.other).map_err(Into::into));
             drop(elsewhere);
             let exec = executable(capture);
             fixture.launch(&exec, &fixture.stream);
@@ -185,10 +187,10 @@ cases! {
             unsafe { driver.cuStreamSynchronize(fixture.stream.raw()).unwrap_err() };
             drop(bound);
             let error = fixture.pool.alloc(SIZE_BYTES, &fixture.stream).unwrap_err();
-            assert!(matches!(error, PoolError::Capture(CaptureError::Broken)), "{error}");
+            assert!(matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::Broken))), "{error}");
             drop((outside, inside));
             let error = capture.end().unwrap_err();
-            assert!(matches!(error, PoolError::Capture(CaptureError::Broken)), "{error}");
+            assert!(matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::Broken))), "{error}");
             assert_eq!(fixture.in_use_bytes(), before);
             let block = fixture.alloc();
             fixture.fill(&block, 2, &fixture.stream);
@@ -206,7 +208,7 @@ cases! {
             fixture.other.wait_for(&fixture.stream).unwrap();
             fixture.fill(&block, 2, &fixture.other);
             let error = capture.end().unwrap_err();
-            assert!(matches!(error, PoolError::Capture(CaptureError::Unjoined)), "{error}");
+            assert!(matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::Unjoined))), "{error}");
             fixture.fill(&block, 3, &fixture.stream);
             assert_eq!(fixture.read(&block, &fixture.stream), 3);
         });

@@ -3,7 +3,7 @@
 use gpumem_sim::Finding;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::{
-    Block, Capture, CaptureError, CaptureMode, Device, GraphExec, Pool, PoolError, Stream,
+    Block, Capture, CaptureError, CaptureMode, Device, DeviceError, GraphExec, Pool, PoolError, Stream,
 };
 use gpumem_tests::sys::Driver;
 use gpumem_tests::sys::types::CUstream_flags;
@@ -45,7 +45,7 @@ pub(crate) fn each_fixture_with(driver: &Driver, refusal_count: usize, body: imp
 
 pub(crate) fn refused<T>(result: Result<T, PoolError>) {
     match result {
-        Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => {}
+        Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. }))) => {}
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("not refused"),
     }

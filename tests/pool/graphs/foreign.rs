@@ -2,7 +2,9 @@
 
 use crate::graphs::fixture::{Fixture, SIZE_BYTES, each_fixture};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Block, CaptureError, Capture, CaptureMode, ForeignCaptures, PoolError, Stream, StreamError};
+use gpumem_tests::pool::{
+    Block, Capture, CaptureError, CaptureMode, DeviceError, ForeignCaptures, PoolError, Stream, StreamError,
+};
 use gpumem_tests::sys::types::{CUevent_flags, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 // The calls of the other library.
@@ -159,7 +161,7 @@ cases! {
             let gone = retired.clone();
             fixture.end_foreign(retired);
             let captures = ForeignCaptures::expect(&fixture.device);
-            assert!(matches!(captures.add(&gone), Err(PoolError::Stream(StreamError::Retired))));
+            assert!(matches!(captures.add(&gone), Err(PoolError::Device(DeviceError::Stream(StreamError::Retired)))));
         });
     }
 
@@ -456,12 +458,12 @@ cases! {
             };
             for refused in [borrowed, long_lived] {
                 let error = refused.unwrap_err();
-                assert!(matches!(error, PoolError::Capture(CaptureError::Unannounced)), "{error}");
+                assert!(matches!(error, DeviceError::Capture(CaptureError::Unannounced)), "{error}");
             }
             fixture.destroy_raw(fixture.end_raw(&known));
             fixture.begin_raw(&default);
             let refused = Stream::per_thread(&fixture.device);
-            assert!(matches!(refused, Err(PoolError::Capture(CaptureError::Unannounced))), "{refused:?}");
+            assert!(matches!(refused, Err(DeviceError::Capture(CaptureError::Unannounced))), "{refused:?}");
             fixture.destroy_raw(fixture.end_raw(&default));
             // SAFETY: the stream is alive until `end_foreign`, and the wrap is dropped before.
             let wrapped = unsafe { Stream::from_raw(&fixture.device, raw).unwrap() };

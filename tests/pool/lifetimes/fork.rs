@@ -7,9 +7,10 @@ use gpumem_tests::fixtures::entry_points::{ENTRIES, Stage};
 use gpumem_tests::harness::fork::{End, Report, in_child};
 use gpumem_tests::pool::adaptor::{Guard, Tracking};
 use gpumem_tests::pool::{
-    BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, ExportedBlock, ForeignCaptures,
-    Graph, GraphExec, GrowableBlock, HostMemory, ImportedBlock, Keep, Limit, Location, MemoryAdvice,
-    MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, Reclaimable, Registration, SocketError, Stream, Tag, Unsupported,
+    BackendKind, Block, Capture, CaptureMode, Completion, Device, DeviceError, Event, ExportedBlock,
+    ForeignCaptures, Graph, GraphExec, GrowableBlock, HostMemory, ImportedBlock, Keep, Limit, Location,
+    MemoryAdvice, MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, Reclaimable, Registration,
+    SocketError, Stream, Tag,
 };
 use gpumem_tests::sys::types::CUdevice_attribute;
 use gpumem_tests::sys::{Driver, DriverKind};
@@ -72,9 +73,9 @@ cases! {
             let mut capture = Some(Capture::begin(&stream, CaptureMode::Relaxed).unwrap());
             type Captured = fn(&Stream, &Pool, &mut Option<Capture>) -> Result<(), PoolError>;
             let calls: [(&str, Captured); 4] = [
-                ("is_capturing", |stream, _, _| stream.is_capturing().map(drop)),
+                ("is_capturing", |stream, _, _| stream.is_capturing().map(drop).map_err(Into::into)),
                 ("alloc", |stream, pool, _| pool.alloc(CACHED_BYTES, stream).map(drop)),
-                ("mark", |stream, _, _| stream.mark().map(drop)),
+                ("mark", |stream, _, _| stream.mark().map(drop).map_err(Into::into)),
                 ("end", |_, _, capture| capture.take().map_or(Err(other()), |capture| capture.end().map(drop))),
             ];
             for (name, call) in calls {
@@ -348,7 +349,7 @@ type Call = fn(&mut Inherited) -> Result<(), PoolError>;
 type SharedCall = fn(&Inherited) -> Result<(), PoolError>;
 type Silent = fn(&mut Inherited);
 
-/// Calls that each must return [`PoolError::Forked`]. A name begins with the function, as `ENTRIES` names it.
+/// Calls that each must return [`DeviceError::Forked`](crate::DeviceError::Forked). A name begins with the function, as `ENTRIES` names it.
 const CALLS: &[(&str, Call)] = &[
     ("Pool::alloc a cached size", |my| my.pool.alloc(CACHED_BYTES, &my.stream).map(drop)),
     ("Pool::alloc a cached large size", |my| my.pool.alloc(LARGE_BYTES, &my.stream).map(drop)),
@@ -372,7 +373,9 @@ const CALLS: &[(&str, Call)] = &[
     ("Pool::status", |my| my.pool.status().map(drop)),
     ("Pool::explain_refusal", |my| my.pool.explain_refusal(1 << 20).map(drop)),
     ("Pool::check", |my| {
-        my.pool.check().map_err(|text| if text.contains(REFUSED) { PoolError::Forked } else { other() })
+        my.pool.check().map_err(|text| {
+            if text.contains(REFUSED) { PoolError::Device(DeviceError::Forked) } else { other() }
+        })
     }),
     ("Pool::reserve", |my| my.pool.reserve(1 << 20)),
     ("Pool::reclaim", |my| my.pool.reclaim().map(drop)),
@@ -422,64 +425,76 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("Block::prefetch", |my| my.unified.prefetch(0..16, Location::Host, &my.stream)),
     ("Block::advise", |my| my.unified.advise(0..16, MemoryAdvice::ReadMostly(true))),
-    ("Device::new", |my| Device::new(&my.driver, 0).map(drop)),
-    ("Device::count", |my| Device::count(&my.driver).map(drop)),
+    ("Device::new", |my| Device::new(&my.driver, 0).map(drop).map_err(Into::into)),
+    ("Device::count", |my| Device::count(&my.driver).map(drop).map_err(Into::into)),
     ("Device::attribute", |my| {
-        my.device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE).map(drop)
+        my.device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE).map(drop).map_err(Into::into)
     }),
-    ("Device::memory_info", |my| my.device.memory_info().map(drop)),
-    ("Device::bind", |my| my.device.bind().map(drop)),
-    ("Device::relax", |my| my.device.relax().map(drop)),
-    ("Device::synchronize", |my| my.device.synchronize()),
-    ("Device::synchronize_point", |my| my.device.synchronize_point(my.stream.latest_point()).map(drop)),
-    ("Stream::new", |my| Stream::new(&my.device).map(drop)),
+    ("Device::memory_info", |my| my.device.memory_info().map(drop).map_err(Into::into)),
+    ("Device::bind", |my| my.device.bind().map(drop).map_err(Into::into)),
+    ("Device::relax", |my| my.device.relax().map(drop).map_err(Into::into)),
+    ("Device::synchronize", |my| my.device.synchronize().map_err(Into::into)),
+    ("Device::synchronize_point", |my| {
+        my.device.synchronize_point(my.stream.latest_point()).map(drop).map_err(Into::into)
+    }),
+    ("Stream::new", |my| Stream::new(&my.device).map(drop).map_err(Into::into)),
     ("Stream::build Stream::priority Stream::no_waits", |my| {
-        Stream::builder(&my.device).priority(-1).no_waits().build().map(drop)
+        Stream::builder(&my.device).priority(-1).no_waits().build().map(drop).map_err(Into::into)
     }),
-    ("Stream::legacy", |my| Stream::legacy(&my.device).map(drop)),
-    ("Stream::per_thread", |my| Stream::per_thread(&my.device).map(drop)),
+    ("Stream::legacy", |my| Stream::legacy(&my.device).map(drop).map_err(Into::into)),
+    ("Stream::per_thread", |my| Stream::per_thread(&my.device).map(drop).map_err(Into::into)),
     // SAFETY: the stream is alive as long as `Inherited`.
-    ("Stream::from_raw", |my| unsafe { Stream::from_raw(&my.device, my.stream.raw()).map(drop) }),
+    ("Stream::from_raw", |my| unsafe {
+        Stream::from_raw(&my.device, my.stream.raw()).map(drop).map_err(Into::into)
+    }),
     // SAFETY: the default stream is alive as long as the context.
     ("Stream::from_raw_long_lived", |my| unsafe {
-        Stream::from_raw_long_lived(&my.device, core::ptr::null_mut()).map(drop)
+        Stream::from_raw_long_lived(&my.device, core::ptr::null_mut()).map(drop).map_err(Into::into)
     }),
     // SAFETY: the default stream is alive as long as the context.
     ("Stream::from_raw_with_owner", |my| unsafe {
-        Stream::from_raw_with_owner(&my.device, core::ptr::null_mut(), ()).map(drop)
+        Stream::from_raw_with_owner(&my.device, core::ptr::null_mut(), ()).map(drop).map_err(Into::into)
     }),
     // SAFETY: the default stream is alive as long as the context.
-    ("Stream::wrap", |my| unsafe { Stream::builder(&my.device).wrap(core::ptr::null_mut()).map(drop) }),
+    ("Stream::wrap", |my| unsafe {
+        Stream::builder(&my.device).wrap(core::ptr::null_mut()).map(drop).map_err(Into::into)
+    }),
     // SAFETY: the default stream is alive as long as the context.
     ("Stream::wrap_long_lived", |my| unsafe {
-        Stream::builder(&my.device).wrap_long_lived(core::ptr::null_mut()).map(drop)
+        Stream::builder(&my.device).wrap_long_lived(core::ptr::null_mut()).map(drop).map_err(Into::into)
     }),
-    ("Stream::synchronize", |my| my.stream.synchronize()),
-    ("Stream::is_complete", |my| my.stream.is_complete().map(drop)),
-    ("Event::wait", |my| my.stream.wait(&my.event)),
-    ("Stream::wait_for", |my| my.stream.wait_for(&my.foreign)),
-    ("Stream::wait_for_point", |my| my.stream.wait_for_point(my.foreign.latest_point()).map(drop)),
+    ("Stream::synchronize", |my| my.stream.synchronize().map_err(Into::into)),
+    ("Stream::is_complete", |my| my.stream.is_complete().map(drop).map_err(Into::into)),
+    ("Event::wait", |my| my.stream.wait(&my.event).map_err(Into::into)),
+    ("Stream::wait_for", |my| my.stream.wait_for(&my.foreign).map_err(Into::into)),
+    ("Stream::wait_for_point", |my| {
+        my.stream.wait_for_point(my.foreign.latest_point()).map(drop).map_err(Into::into)
+    }),
     ("Stream::wait_for_point_outside_captures", |my| {
-        my.stream.wait_for_point_outside_captures(my.foreign.latest_point()).map(drop)
+        my.stream.wait_for_point_outside_captures(my.foreign.latest_point()).map(drop).map_err(Into::into)
     }),
-    ("Stream::mark", |my| my.stream.mark().map(drop)),
-    ("Stream::retire", |my| my.foreign.retire()),
-    ("Stream::run_borrowed", |my| my.stream.run_borrowed("a call", MemoryRange::NONE, |_| ())),
-    ("Stream::completion Completion::wait", |my| my.stream.completion().wait()),
-    ("Completion::is_complete of the parent", |my| my.pending.is_complete().map(drop)),
+    ("Stream::mark", |my| my.stream.mark().map(drop).map_err(Into::into)),
+    ("Stream::retire", |my| my.foreign.retire().map_err(Into::into)),
+    ("Stream::run_borrowed", |my| {
+        my.stream.run_borrowed("a call", MemoryRange::NONE, |_| ()).map_err(Into::into)
+    }),
+    ("Stream::completion Completion::wait", |my| my.stream.completion().wait().map_err(Into::into)),
+    ("Completion::is_complete of the parent", |my| my.pending.is_complete().map(drop).map_err(Into::into)),
     ("Completion::poll of the parent", |my| {
         match std::pin::pin!(&mut my.pending).poll(&mut Context::from_waker(Waker::noop())) {
-            std::task::Poll::Ready(outcome) => outcome,
+            std::task::Poll::Ready(outcome) => outcome.map_err(Into::into),
             std::task::Poll::Pending => Err(other()),
         }
     }),
-    ("Event::new", |my| Event::new(&my.device).map(drop)),
-    ("Event::with_timing", |my| Event::with_timing(&my.device).map(drop)),
-    ("Event::record", |my| my.event.record(&my.stream)),
-    ("Event::is_complete", |my| my.event.is_complete().map(drop)),
-    ("Event::synchronize", |my| my.event.synchronize()),
-    ("Event::elapsed_ms_since", |my| my.timed[1].elapsed_ms_since(&my.timed[0]).map(drop)),
-    ("Event::completion Completion::wait", |my| my.event.completion().wait()),
+    ("Event::new", |my| Event::new(&my.device).map(drop).map_err(Into::into)),
+    ("Event::with_timing", |my| Event::with_timing(&my.device).map(drop).map_err(Into::into)),
+    ("Event::record", |my| my.event.record(&my.stream).map_err(Into::into)),
+    ("Event::is_complete", |my| my.event.is_complete().map(drop).map_err(Into::into)),
+    ("Event::synchronize", |my| my.event.synchronize().map_err(Into::into)),
+    ("Event::elapsed_ms_since", |my| {
+        my.timed[1].elapsed_ms_since(&my.timed[0]).map(drop).map_err(Into::into)
+    }),
+    ("Event::completion Completion::wait", |my| my.event.completion().wait().map_err(Into::into)),
     ("HostMemory::register", |my| {
         HostMemory::register(&my.device, vec![0_u8; 4096]).map(drop).map_err(Into::into)
     }),
@@ -493,9 +508,15 @@ const CALLS: &[(&str, Call)] = &[
         Some(host) => host.into_inner().map(drop).map_err(Into::into),
         None => Err(other()),
     }),
-    ("Device::with_host_memory", |my| my.device.with_host_memory(&mut [0_u8; 64], |_| ())),
-    ("Device::with_host_memory_read_only", |my| my.device.with_host_memory_read_only(&[0_u8; 64], |_| ())),
-    ("Device::with_host_memory_pageable", |my| my.device.with_host_memory_pageable(&mut [0_u8; 64], |_| ())),
+    ("Device::with_host_memory", |my| {
+        my.device.with_host_memory(&mut [0_u8; 64], |_| ()).map_err(Into::into)
+    }),
+    ("Device::with_host_memory_read_only", |my| {
+        my.device.with_host_memory_read_only(&[0_u8; 64], |_| ()).map_err(Into::into)
+    }),
+    ("Device::with_host_memory_pageable", |my| {
+        my.device.with_host_memory_pageable(&mut [0_u8; 64], |_| ()).map_err(Into::into)
+    }),
     ("Graph::begin_capture", |my| Capture::begin(&my.stream, CaptureMode::Relaxed).map(drop)),
     ("Graph::instantiate", |my| my.graph.instantiate().map(drop)),
     ("Graph::update", |my| my.exec.update(&my.graph).map(drop)),
@@ -634,7 +655,7 @@ impl Inherited {
         match &mut self.growable {
             Some(block) => work(block),
             None if self.pool.backend() == BackendKind::Caching => Err(other()),
-            None => Err(PoolError::Forked),
+            None => Err(PoolError::Device(DeviceError::Forked)),
         }
     }
 
@@ -649,15 +670,17 @@ impl Inherited {
             ("trim_to", |my| my.pool.trim_to(0).map(drop)),
             ("set_hard_limit", |my| my.pool.set_hard_limit(Limit::Bytes(1 << 30))),
             ("Pool::new", |my| Pool::new(&my.device).map(drop)),
-            ("Device::new", |my| Device::new(&my.driver, 0).map(drop)),
-            ("Device::synchronize", |my| my.device.synchronize()),
-            ("Stream::new", |my| Stream::new(&my.device).map(drop)),
-            ("Stream::synchronize", |my| my.stream.synchronize()),
-            ("wait_for", |my| my.stream.wait_for(&my.foreign)),
-            ("mark", |my| my.stream.mark().map(drop)),
-            ("record", |my| my.event.record(&my.stream)),
-            ("completion", |my| my.stream.completion().wait()),
-            ("run_borrowed", |my| my.stream.run_borrowed("a call", MemoryRange::NONE, |_| ())),
+            ("Device::new", |my| Device::new(&my.driver, 0).map(drop).map_err(Into::into)),
+            ("Device::synchronize", |my| my.device.synchronize().map_err(Into::into)),
+            ("Stream::new", |my| Stream::new(&my.device).map(drop).map_err(Into::into)),
+            ("Stream::synchronize", |my| my.stream.synchronize().map_err(Into::into)),
+            ("wait_for", |my| my.stream.wait_for(&my.foreign).map_err(Into::into)),
+            ("mark", |my| my.stream.mark().map(drop).map_err(Into::into)),
+            ("record", |my| my.event.record(&my.stream).map_err(Into::into)),
+            ("completion", |my| my.stream.completion().wait().map_err(Into::into)),
+            ("run_borrowed", |my| {
+                my.stream.run_borrowed("a call", MemoryRange::NONE, |_| ()).map_err(Into::into)
+            }),
             ("begin_capture", |my| Capture::begin(&my.stream, CaptureMode::Relaxed).map(drop)),
             ("register", |my| HostMemory::register(&my.device, vec![0_u8; 64]).map(drop).map_err(Into::into)),
             ("alloc_tagged", |my| my.pool.alloc_tagged(CACHED_BYTES, &my.stream, &my.tag).map(drop)),
@@ -707,14 +730,14 @@ impl Inherited {
 
 fn is_refused(name: &str, outcome: Result<(), PoolError>) -> Result<(), String> {
     match outcome {
-        Err(PoolError::Forked) => Ok(()),
+        Err(PoolError::Device(DeviceError::Forked)) => Ok(()),
         other => Err(format!("{name}: {other:?}")),
     }
 }
 
 /// An error that is not the expected one.
 fn other() -> PoolError {
-    PoolError::Unsupported(Unsupported::Timing)
+    PoolError::Device(DeviceError::Untimed)
 }
 
 /// A part of the error's text.

@@ -3,7 +3,7 @@
 use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::fixtures::backends::{Setting, settings};
 use gpumem_tests::fixtures::pool_fixture::MIB;
-use gpumem_tests::pool::{Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Device, DeviceError, Event, Pool, PoolError, Stream};
 use gpumem_tests::sys::CUresult;
 
 #[test]
@@ -42,7 +42,7 @@ fn lose(setting: Setting, call: &str, nth: u64) {
     for round in 0..6 {
         match work(&pool, &home, &other, &mut kept, round) {
             Ok(()) => (),
-            Err(PoolError::DeviceLost(_)) => break,
+            Err(PoolError::Device(DeviceError::DeviceLost(_))) => break,
             Err(error) => panic!("{setting}, {call} {nth}: {error}"),
         }
     }
@@ -52,13 +52,20 @@ fn lose(setting: Setting, call: &str, nth: u64) {
         // SAFETY: the locals outlive the call.
         let _ = unsafe { driver.cuCtxGetStreamPriorityRange(&mut least, &mut greatest) };
     }
-    for lost in [home.synchronize(), device.synchronize(), pool.reclaim().map(drop)] {
-        assert!(matches!(lost, Err(PoolError::DeviceLost(_))), "{setting}, {call} {nth}: {lost:?}");
+    for lost in [
+        home.synchronize().map_err(Into::into),
+        device.synchronize().map_err(Into::into),
+        pool.reclaim().map(drop),
+    ] {
+        assert!(
+            matches!(lost, Err(PoolError::Device(DeviceError::DeviceLost(_)))),
+            "{setting}, {call} {nth}: {lost:?}"
+        );
     }
     for size_bytes in [400, 70_000, 9 * MIB] {
         match pool.alloc(size_bytes, &home) {
             // Cached memory may still be allocated.
-            Err(PoolError::DeviceLost(_)) | Ok(_) => (),
+            Err(PoolError::Device(DeviceError::DeviceLost(_))) | Ok(_) => (),
             Err(error) => panic!("{setting}, {call} {nth}, afterwards: {error}"),
         }
     }
@@ -92,5 +99,5 @@ fn work(
     }
     pool.trim_to(0)?;
     pool.reclaim()?;
-    other.synchronize()
+    other.synchronize().map_err(Into::into)
 }

@@ -5,7 +5,8 @@ use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, settings};
 use gpumem_tests::pool::{
-    BackendKind, Block, Capture, CaptureMode, Device, Event, GraphExec, MemoryKind, Pool, PoolError, Stream,
+    BackendKind, Block, Capture, CaptureMode, Device, DeviceError, Event, GraphExec, MemoryKind, Pool,
+    PoolError, Stream,
 };
 use gpumem_tests::sys::types::{
     CUcontext, CUdevice, CUevent, CUgraphExec, CUmemoryPool, CUmodule, CUresult, CUstream,
@@ -146,18 +147,18 @@ impl Drop for Another {
 type First = fn(&Old) -> Result<(), PoolError>;
 
 const FIRST: &[(&str, First)] = &[
-    ("a wait", |old| old.stream.synchronize()),
+    ("a wait", |old| old.stream.synchronize().map_err(Into::into)),
     ("a large request", |old| {
         // Physical memory may belong to no context.
         old.pool.alloc(48 << 20, &old.stream).map_or_else(drop, drop);
-        old.device.synchronize()
+        old.device.synchronize().map_err(Into::into)
     }),
-    ("a new stream", |old| Stream::new(&old.device).map(drop)),
+    ("a new stream", |old| Stream::new(&old.device).map(drop).map_err(Into::into)),
     ("status", |old| old.pool.status().map(drop)),
-    ("an event", |old| old.event.record(&old.stream)),
+    ("an event", |old| old.event.record(&old.stream).map_err(Into::into)),
     ("a new device", |old| {
         drop(Device::new(old.device.driver(), 0)?);
-        old.device.synchronize()
+        old.device.synchronize().map_err(Into::into)
     }),
 ];
 
@@ -181,7 +182,8 @@ impl Old {
         event.record(&stream).unwrap();
         let block = pool.alloc(CACHED_BYTES, &stream).unwrap();
         drop([CACHED_BYTES, 3 << 20].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()));
-        let exec = Capture::begin(&stream, CaptureMode::Relaxed).unwrap().end().unwrap().instantiate().unwrap();
+        let exec =
+            Capture::begin(&stream, CaptureMode::Relaxed).unwrap().end().unwrap().instantiate().unwrap();
         let gpu = Gpu::with_stream(&Pool::new(&device).unwrap(), &stream).unwrap();
         let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
         Some(Self { device, pool, stream, event, exec, array, gpu, block })
@@ -195,11 +197,11 @@ impl Old {
             ("status", self.pool.status().map(drop)),
             ("reclaim", self.pool.reclaim().map(drop)),
             ("Pool::new", Pool::new(&self.device).map(drop)),
-            ("Stream::new", Stream::new(&self.device).map(drop)),
-            ("Stream::synchronize", self.stream.synchronize()),
-            ("Device::synchronize", self.device.synchronize()),
-            ("Event::record", self.event.record(&self.stream)),
-            ("Event::is_complete", self.event.is_complete().map(drop)),
+            ("Stream::new", Stream::new(&self.device).map(drop).map_err(Into::into)),
+            ("Stream::synchronize", self.stream.synchronize().map_err(Into::into)),
+            ("Device::synchronize", self.device.synchronize().map_err(Into::into)),
+            ("Event::record", self.event.record(&self.stream).map_err(Into::into)),
+            ("Event::is_complete", self.event.is_complete().map(drop).map_err(Into::into)),
             ("begin_capture", Capture::begin(&self.stream, CaptureMode::Relaxed).map(drop)),
             // SAFETY: the graph does not access memory.
             ("launch", unsafe { self.exec.launch(&self.stream) }),
@@ -223,7 +225,7 @@ impl Old {
 
 fn is_lost(context: &str, outcome: Result<(), PoolError>) {
     match outcome {
-        Err(error @ PoolError::DeviceLost(_)) => {
+        Err(error @ PoolError::Device(DeviceError::DeviceLost(_))) => {
             let text = error.to_string();
             assert!(
                 text.contains("the device was reset") && text.contains("new devices, streams and pools work"),

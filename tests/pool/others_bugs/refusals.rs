@@ -4,7 +4,7 @@ use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::{Setting, settings};
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
-use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Device, DeviceError, MemoryKind, Pool, PoolError, Stream};
 use gpumem_tests::sys::{CUresult, DriverError};
 
 cases! {
@@ -106,7 +106,9 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
     for size_bytes in [300, 5 * MIB, 12 * MIB, 700, 20 * MIB, 3 * MIB, 16 * MIB, 9 * MIB] {
         match pool.alloc(size_bytes, &stream) {
             Ok(block) => held.push(block),
-            Err(PoolError::OutOfMemory { .. } | PoolError::Driver(_)) => drop(held.pop()),
+            Err(PoolError::OutOfMemory { .. } | PoolError::Device(DeviceError::Driver(_))) => {
+                drop(held.pop())
+            }
             Err(PoolError::LimitReached { .. }) if setting.kind == MemoryKind::Unified => drop(held.pop()),
             Err(other) => panic!("{text}: {other}"),
         }
@@ -116,7 +118,9 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
         let live_bytes: u64 = held.iter().map(|block| block.size_bytes()).sum();
         match pool.status() {
             Ok(status) => assert_eq!(status.in_use_bytes, live_bytes, "{text}"),
-            Err(error) => assert!(matches!(error, PoolError::Driver(_)), "{text}: {error}"),
+            Err(error) => {
+                assert!(matches!(error, PoolError::Device(DeviceError::Driver(_))), "{text}: {error}")
+            }
         }
     }
     drop(held);
@@ -150,7 +154,7 @@ fn out_of_memory_is_reported_even_without_the_numbers() {
         let error = pool.alloc(40 * MIB, &stream).unwrap_err();
         let is_told = match &error {
             PoolError::OutOfMemory { .. } => true,
-            PoolError::Driver(error) => is_full(error),
+            PoolError::Device(DeviceError::Driver(error)) => is_full(error),
             _ => false,
         };
         assert!(is_told, "{setting}: {error}");
@@ -169,7 +173,10 @@ fn another_devices_stream_is_refused_before_the_driver_sees_it() {
         let [home, away] = [&near, &far].map(|device| Stream::new(device).unwrap());
         for size_bytes in [0, 100, MIB, 40 * MIB] {
             let error = pool.alloc(size_bytes, &away).unwrap_err();
-            assert!(matches!(error, PoolError::WrongDevice { .. }), "{setting}: {error}");
+            assert!(
+                matches!(error, PoolError::Device(DeviceError::WrongDevice { .. })),
+                "{setting}: {error}"
+            );
         }
         drop(pool.alloc(MIB, &home).unwrap());
     }

@@ -11,7 +11,7 @@ use super::step::{Step, text};
 use super::streams::User;
 use super::twin::copyable_bytes;
 use super::world::World;
-use crate::pool::{CaptureError, CaptureMode, PoolError, Stream, StreamId};
+use crate::pool::{Capture, CaptureError, CaptureMode, DeviceError, PoolError, Stream, StreamId};
 use std::collections::BTreeMap;
 
 impl World<'_> {
@@ -44,8 +44,10 @@ impl World<'_> {
                     Some(Capturing { name, capture, ops: Vec::new(), touched, awaited, unannounced });
                 Ok(())
             }
-            Err(PoolError::Capture(CaptureError::NotCapturable { .. })) if is_taken => Ok(()),
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. }))) if is_taken => {
+                Ok(())
+            }
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -210,7 +212,11 @@ impl World<'_> {
         self.twin.end_capture();
         let graph = match outcome {
             Ok(graph) => graph,
-            Err(PoolError::Capture(CaptureError::Unjoined)) if !joins && !joined.is_empty() => None,
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::Unjoined)))
+                if !joins && !joined.is_empty() =>
+            {
+                None
+            }
             Err(error) => return Err(error.to_string()),
         };
         coverage.graphs += u64::from(graph.is_some());

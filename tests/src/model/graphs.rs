@@ -11,7 +11,7 @@ use super::operation::{Pick, Wait};
 use super::step::Step;
 use super::streams::Uses;
 use super::world::World;
-use crate::pool::{CaptureError, PoolError};
+use crate::pool::{CaptureError, DeviceError, PoolError};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ impl World<'_> {
                 self.next_name += 1;
                 Ok(())
             }
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -92,12 +92,12 @@ impl World<'_> {
                 });
                 Ok(())
             }
-            Err(PoolError::Capture(CaptureError::NotCapturable { .. }))
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
                 if is_captured || self.capturing.is_some() =>
             {
                 Ok(())
             }
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -7,7 +7,7 @@ use super::operation::{Pick, Wait};
 use super::step::{Step, text};
 use super::streams::Uses;
 use super::world::World;
-use crate::pool::{PoolError, Unsupported};
+use crate::pool::{DeviceError, PoolError, Unsupported};
 
 impl World<'_> {
     pub(super) fn new_growable(
@@ -45,7 +45,7 @@ impl World<'_> {
                 Unsupported::OnBackend { .. } | Unsupported::OnSegments { .. } | Unsupported::OnKind { .. },
             )) if !self.subject.grows() => Ok(()),
             Err(PoolError::TooLarge { .. }) if max_bytes > self.case.memory_bytes => Ok(()),
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -82,7 +82,7 @@ impl World<'_> {
         }
         match outcome {
             Ok(()) => Ok(()),
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) if !shrinks && self.is_adaptors_right(&error, size_bytes - before_bytes) => Ok(()),
             // The fill does not support growable blocks.
             Err(PoolError::Refused { adaptor, .. }) if self.adapted.is_some() && adaptor == "fill" => Ok(()),

@@ -46,7 +46,10 @@ impl World<'_> {
         }
         let event = Event::new(&self.device).map_err(text)?;
         said.push(format!("let e{} = an event recorded on {}", self.marks.len(), self.streams.name(&stream)));
-        if self.refusable("record", fault, coverage, said, |_| event.record(&stream))?.is_some() {
+        if self
+            .refusable("record", fault, coverage, said, |_| event.record(&stream).map_err(Into::into))?
+            .is_some()
+        {
             self.marks.push(event);
         }
         Ok(())
@@ -62,7 +65,10 @@ impl World<'_> {
             return Ok(());
         };
         said.push(format!("{}.wait(&e{mark})", self.streams.name(&stream)));
-        self.refusable("wait", fault, coverage, said, |world| stream.wait(&world.marks[mark])).map(drop)
+        self.refusable("wait", fault, coverage, said, |world| {
+            stream.wait(&world.marks[mark]).map_err(Into::into)
+        })
+        .map(drop)
     }
 
     pub(super) fn ask_mark(&mut self, mark: Pick, waits: bool, said: &mut Vec<String>) -> Step {

@@ -9,7 +9,7 @@ use super::step::{Step, text};
 use super::streams::Uses;
 use super::twin::{Fate, NewBlock};
 use super::world::{Live, World};
-use crate::pool::{Block, MemoryKind, PoolError, Scope, ScopeUsage, Stream, StreamError};
+use crate::pool::{Block, DeviceError, MemoryKind, PoolError, Scope, ScopeUsage, Stream, StreamError};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -187,7 +187,7 @@ impl World<'_> {
             return Ok(());
         }
         let (place, counted_bytes) = (self.pools[pool].counters, self.counted_bytes(request));
-        if matches!(error, PoolError::Driver(_)) && self.subject.is_adapted {
+        if matches!(error, PoolError::Device(DeviceError::Driver(_))) && self.subject.is_adapted {
             self.twin.note_undone(place, counted_bytes);
         }
         let counters = &self.twin.pools[place];
@@ -220,10 +220,10 @@ impl World<'_> {
                 wrong(self.twin.admits(place, counted_bytes))?;
                 self.refusal_is_true(request, seen)
             }
-            PoolError::Stream(StreamError::WrongThread) => {
+            PoolError::Device(DeviceError::Stream(StreamError::WrongThread)) => {
                 wrong(request.is_elsewhere && self.streams.is_default(stream.id()))
             }
-            PoolError::Driver(cause) => {
+            PoolError::Device(DeviceError::Driver(cause)) => {
                 wrong(seen.refused().is_some_and(|call| cause.to_string().contains(call.name())))
             }
             _ => wrong(false),

@@ -2,7 +2,7 @@
 
 use super::operation::{Kind, Pick, Wait};
 use super::step::text;
-use crate::pool::{Device, Event, PoolError, Stream, StreamId};
+use crate::pool::{Device, DeviceError, Event, Stream, StreamId};
 use crate::sys::types::{CUstream, CUstream_flags};
 use std::rc::Rc;
 
@@ -285,7 +285,7 @@ fn destroy(device: &Device, raw: CUstream) -> Result<(), String> {
 }
 
 /// Creates a stream like another library does.
-fn foreign(device: &Device, kind: Kind) -> Result<Stream, PoolError> {
+fn foreign(device: &Device, kind: Kind) -> Result<Stream, DeviceError> {
     let _bound = device.bind()?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw` outlives the call; `end` destroys the stream after the last clone is dropped or the stream is retired.

@@ -15,7 +15,7 @@ use super::step::{Step, text};
 use super::streams::{Streams, Uses};
 use super::subject::Subject;
 use super::twin::Twin;
-use crate::pool::{Block, CaptureError, Device, Event, Pool, PoolError, Stream, StreamId};
+use crate::pool::{Block, CaptureError, Device, DeviceError, Event, Pool, PoolError, Stream, StreamId};
 use crate::sys::{Driver, Table};
 use gpumem_sim::{Sim, SimConfig};
 
@@ -243,16 +243,22 @@ impl<'a> World<'a> {
                 let Some(stream) = self.streams.pick(stream) else { return Ok(()) };
                 said.push(format!("{}.is_complete()", self.streams.name(&stream)));
                 let outcome = stream.is_complete().map(drop);
-                self.unless_captured(outcome)
+                self.unless_captured(outcome.map_err(Into::into))
             }
             Operation::Synchronize { stream, fault } => {
                 let Some(stream) = self.streams.pick(stream) else { return Ok(()) };
                 said.push(format!("{}.synchronize()", self.streams.name(&stream)));
-                self.refusable("synchronize", fault, coverage, said, |_| stream.synchronize()).map(drop)
+                self.refusable("synchronize", fault, coverage, said, |_| {
+                    stream.synchronize().map_err(Into::into)
+                })
+                .map(drop)
             }
             Operation::SynchronizeDevice { fault } => {
                 said.push("device.synchronize()".into());
-                self.refusable("finish", fault, coverage, said, |world| world.device.synchronize()).map(drop)
+                self.refusable("finish", fault, coverage, said, |world| {
+                    world.device.synchronize().map_err(Into::into)
+                })
+                .map(drop)
             }
             Operation::Reclaim { fault } => {
                 said.push("pool.reclaim()".into());
@@ -292,7 +298,7 @@ impl<'a> World<'a> {
         self.note(&outcome, seen, said);
         match outcome {
             Ok(value) => Ok(Some(value)),
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(None),
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(None),
             Err(error) => self.unless_captured(Err(error)).map(|()| None),
         }
     }
@@ -300,7 +306,11 @@ impl<'a> World<'a> {
     /// Accepts the refusal of a call that waits while a capture is open.
     pub(super) fn unless_captured(&self, outcome: Result<(), PoolError>) -> Step {
         match outcome {
-            Err(PoolError::Capture(CaptureError::NotCapturable { .. })) if self.capturing.is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
+                if self.capturing.is_some() =>
+            {
+                Ok(())
+            }
             other => other.map_err(text),
         }
     }
@@ -346,7 +356,7 @@ impl<'a> World<'a> {
             Err(
                 PoolError::OutOfMemory { .. } | PoolError::LimitReached { .. } | PoolError::TooLarge { .. },
             ) => Ok(()),
-            Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -229,14 +229,14 @@ impl<'a> Worker<'a> {
         let stream_index = self.some_lane();
         let stream = &self.checked_stream(stream_index).stream;
         match self.random.below(5) {
-            0 => stream.synchronize(),
-            1 => stream.is_complete().map(drop),
+            0 => stream.synchronize().map_err(Into::into),
+            1 => stream.is_complete().map(drop).map_err(Into::into),
             2 => room.pool.trim_to(room.plan.budget_bytes / 2).map(drop),
             3 => room.pool.status().map(drop),
             _ => {
                 let event = Event::new(room.pool.device())?;
                 event.record(stream)?;
-                event.is_complete().map(drop)
+                event.is_complete().map(drop).map_err(Into::into)
             }
         }
     }
@@ -259,11 +259,11 @@ impl<'a> Worker<'a> {
         }
         let (first, then) = (self.checked_stream(first), self.checked_stream(then));
         if self.random.below(2) == 0 {
-            return then.stream.wait_for(&first.stream);
+            return then.stream.wait_for(&first.stream).map_err(Into::into);
         }
         let event = Event::new(self.room.pool.device())?;
         event.record(&first.stream)?;
-        then.stream.wait(&event)
+        then.stream.wait(&event).map_err(Into::into)
     }
 
     /// Fills a block on its stream with a new pattern.

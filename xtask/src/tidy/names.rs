@@ -8,7 +8,8 @@ use super::imports::Package;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The packages whose names are compared.
-const PACKAGES: [&str; 5] = ["gpumem-heap", "gpumem-pool", "gpumem-array", "gpumem-adapt", "gpumem-capi"];
+const PACKAGES: [&str; 6] =
+    ["gpumem-heap", "gpumem-device", "gpumem-pool", "gpumem-array", "gpumem-adapt", "gpumem-capi"];
 
 /// The largest number of names with several types. It only goes down.
 const NAMES_MAX: usize = 69;

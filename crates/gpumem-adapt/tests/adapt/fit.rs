@@ -1,6 +1,6 @@
 //! The largest batch that fits, on every backend and under limits of every kind.
 
-use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolError, Stream};
+use gpumem_adapt::array::pool::{BackendKind, Device, DeviceError, Limit, Pool, PoolError, Stream};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
 use gpumem_adapt::{Adapt, AdaptError, fit_batch_size, halve_on_out_of_memory};
 use gpumem_sim::{Effect, Rule, SimConfig};
@@ -162,11 +162,11 @@ fn other_errors_pass_through() {
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let refused =
         fit_batch_size(&gpu, 1..=8, |size| GpuArray::<u8, _>::zeros(&gpu, size).map(drop)).unwrap_err();
-    assert!(matches!(refused, ArrayError::Pool(PoolError::Driver(_))), "{refused}");
+    assert!(matches!(refused, ArrayError::Pool(PoolError::Device(DeviceError::Driver(_)))), "{refused}");
     let refused =
         halve_on_out_of_memory(&gpu, 8, 8, |items| GpuArray::<u8, _>::zeros(&gpu, items.len()).map(drop))
             .unwrap_err();
-    assert!(matches!(refused, ArrayError::Pool(PoolError::Driver(_))), "{refused}");
+    assert!(matches!(refused, ArrayError::Pool(PoolError::Device(DeviceError::Driver(_)))), "{refused}");
 }
 
 /// The errors of whole values count too.

@@ -16,7 +16,7 @@ use crate::layout::{Layout, Order};
 use crate::storage::Access;
 use crate::storage::{Storage, Use};
 use core::fmt;
-use gpumem_pool::{Block, CaptureError, MemoryKind, PoolError, Stream};
+use gpumem_pool::{Block, CaptureError, DeviceError, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, IntoDimension};
 
 /// A stream on which another library uses arrays: a [`Stream`], or the stream of a [`Gpu`] or a capture.
@@ -336,7 +336,7 @@ pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), Array
     match gpu.recording() {
         Some(recording) => {
             recording.check()?;
-            Err(PoolError::Capture(CaptureError::NotCapturable { operation }).into())
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { operation })).into())
         }
         None => gpu.check_runs(operation),
     }

@@ -10,7 +10,7 @@ use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::layout::{Layout, Order};
 use crate::storage::Storage;
-use gpumem_pool::{BorrowedHostMemory, PoolError};
+use gpumem_pool::{BorrowedHostMemory, DeviceError};
 use ndarray::{Dim, Ix1};
 
 /// The name of a closure scope in errors. Captures refuse it: the graph would use the memory at each launch, after the closure.
@@ -49,7 +49,7 @@ impl Gpu {
     /// # Errors
     ///
     /// - [`ArrayError::Pool`] before `body` runs if the driver refuses, for example because part of the slice is pinned already, if the
-    ///   context is lost, or if the stream of this `Gpu` captures; [`PoolError::Kept`] for an earlier drop.
+    ///   context is lost, or if the stream of this `Gpu` captures; [`DeviceError::Kept`] for an earlier drop.
     /// - [`ArrayError::Graph`] before `body` runs if this thread captures on another `Gpu`.
     /// - [`ArrayError::Pool`] after `body` if the context is lost by then: the work may not have run.
     /// - [`ArrayError::InvalidElement`] after `body` if the device wrote bytes that are not a valid `T`. Such elements are zeros then.
@@ -79,7 +79,7 @@ impl Gpu {
     /// # Errors
     ///
     /// - [`ArrayError::Pool`] and [`ArrayError::Graph`], with the causes that [`Gpu::with_registered`] lists.
-    /// - [`ArrayError::Pool`] with [`PoolError::Unsupported`] if the device does not support read-only registration.
+    /// - [`ArrayError::Pool`] with [`DeviceError::HostAccess`] if the device does not support read-only registration.
     ///
     /// # Aborts
     ///
@@ -103,7 +103,7 @@ impl Gpu {
     ///
     /// - [`ArrayError::Pool`], [`ArrayError::Graph`] and [`ArrayError::InvalidElement`], with the causes that
     ///   [`Gpu::with_registered`] lists.
-    /// - [`ArrayError::Pool`] with [`PoolError::Unsupported`] if the device cannot access pageable host memory.
+    /// - [`ArrayError::Pool`] with [`DeviceError::HostAccess`] if the device cannot access pageable host memory.
     ///
     /// # Aborts
     ///
@@ -155,7 +155,7 @@ impl<T: Element> Mended<T> {
         Self { start: elements.as_mut_ptr(), len: elements.len() }
     }
 
-    fn finish<R>(self, result: Result<Result<R, ArrayError>, PoolError>) -> Result<R, ArrayError> {
+    fn finish<R>(self, result: Result<Result<R, ArrayError>, DeviceError>) -> Result<R, ArrayError> {
         let invalid = self.mend();
         let result = result??;
         match invalid {

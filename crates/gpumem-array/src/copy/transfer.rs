@@ -19,7 +19,7 @@ use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll};
-use gpumem_pool::{Completion, PoolError};
+use gpumem_pool::{Completion, DeviceError};
 use ndarray::{Array, Dimension, Ix1, ShapeBuilder};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub struct Download<B, E = ArrayError> {
 }
 
 /// Returns the host memory of a download whose copy has this outcome.
-type Finish<B, E> = Box<dyn FnOnce(Result<(), PoolError>) -> Result<B, E> + Send + Sync>;
+type Finish<B, E> = Box<dyn FnOnce(Result<(), DeviceError>) -> Result<B, E> + Send + Sync>;
 
 /// The array of an upload.
 type ArrayOf<S, K> = GpuArray<<S as UploadSource>::Elem, <S as UploadSource>::Dim, K>;
@@ -322,7 +322,7 @@ fn replace<T: Element>(target: &mut Vec<T>, elements: &[T]) -> Result<(), ArrayE
     Ok(())
 }
 
-fn check(gpu: &Gpu, outcome: Result<(), PoolError>) -> Result<(), ArrayError> {
+fn check(gpu: &Gpu, outcome: Result<(), DeviceError>) -> Result<(), ArrayError> {
     outcome.map_err(|error| gpu.with_kernel_name(error.into()))
 }
 
@@ -360,7 +360,7 @@ impl<S: UploadSource, K: Kind> Upload<S, K> {
         is_complete(&self.done)
     }
 
-    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<Uploaded<S, K>, Rejected<Option<S>>> {
+    fn end(&mut self, outcome: Result<(), DeviceError>) -> Result<Uploaded<S, K>, Rejected<Option<S>>> {
         let Some((started, source)) = self.parts.take() else {
             return Err(Rejected::new(ArrayError::TransferOver, None));
         };
@@ -415,7 +415,7 @@ impl<B, E> Download<B, E> {
         is_complete(&self.done)
     }
 
-    fn end(&mut self, outcome: Result<(), PoolError>) -> Result<B, E> {
+    fn end(&mut self, outcome: Result<(), DeviceError>) -> Result<B, E> {
         match self.finish.take() {
             Some(finish) => finish(outcome),
             None => Err((self.over)()),
@@ -428,7 +428,7 @@ fn is_complete(done: &Option<Completion>) -> bool {
 }
 
 /// Polls the completion of a copy, and drops it with its outcome.
-fn poll_done(done: &mut Option<Completion>, context: &mut Context<'_>) -> Poll<Result<(), PoolError>> {
+fn poll_done(done: &mut Option<Completion>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
     let Some(pending) = done else { return Poll::Ready(Ok(())) };
     let outcome = Pin::new(pending).poll(context);
     if outcome.is_ready() {

@@ -24,8 +24,8 @@ use core::time::Duration;
 use gpumem_pool::sys::env::{self, EnvError, Variable};
 use gpumem_pool::sys::fork;
 use gpumem_pool::{
-    Block, CaptureError, Event, MemoryKind, MemoryRange, PoolError, Reclaimable, Registration, Stream,
-    StreamId, not_forked,
+    Block, CaptureError, DeviceError, Event, MemoryKind, MemoryRange, PoolError, Reclaimable, Registration,
+    Stream, StreamId, not_forked,
 };
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -246,7 +246,9 @@ impl Staging {
                 match waited {
                     Ok(()) => return Ok(BufferAnswer::Buffer(lent)),
                     // The pool frees the buffer's memory when possible.
-                    Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => continue,
+                    Err(DeviceError::Capture(CaptureError::NotCapturable { .. })) => {
+                        continue;
+                    }
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -501,17 +503,17 @@ impl Lent<'_> {
     }
 
     /// Marks the end of the work on the buffer. Call it when the work has been queued.
-    pub(crate) fn record_end(&self, stream: &Stream) -> Result<(), PoolError> {
+    pub(crate) fn record_end(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.buffer.used.record(stream)
     }
 
     /// True if the work on the buffer is done. Does not wait.
-    pub(crate) fn is_complete(&self) -> Result<bool, PoolError> {
+    pub(crate) fn is_complete(&self) -> Result<bool, DeviceError> {
         self.buffer.used.is_complete()
     }
 
     /// Waits for the work on the buffer.
-    pub(crate) fn synchronize(&self) -> Result<(), PoolError> {
+    pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         self.buffer.used.synchronize()
     }
 

@@ -10,7 +10,7 @@ use crate::layout::{ByteSpan, Gaps};
 use crate::storage::{Use, prefetch, queue_launch};
 use core::fmt;
 use core::ops::Range;
-use gpumem_pool::{CaptureError, PoolError};
+use gpumem_pool::{CaptureError, DeviceError, PoolError};
 use ndarray::Dimension;
 
 /// The builder of a launch. Add each array that the closure of [`Gpu::capture`] used from outside, in any order, then call
@@ -104,7 +104,10 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
         graph.gpu.check(gpu.device())?;
         gpu.check_thread(LAUNCH)?;
         if gpu.recording().is_some() {
-            return Err(PoolError::Capture(CaptureError::NotCapturable { operation: LAUNCH }).into());
+            return Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable {
+                operation: LAUNCH,
+            }))
+            .into());
         }
         let mut uses = matched(&graph.uses, &arguments)?;
         if values.iter().any(|value| value.graph != graph.id) {

@@ -4,7 +4,7 @@
 use crate::error::ArrayError;
 use core::any::Any;
 use gpumem_pool::sys::fork;
-use gpumem_pool::{Device, MemoryKind, PoolError, Stream};
+use gpumem_pool::{Device, DeviceError, MemoryKind, Stream};
 use std::sync::{Mutex, PoisonError};
 
 /// The value whose drop returns the memory to its library.
@@ -42,7 +42,7 @@ impl ForeignMemory {
     }
 
     /// Makes the other library's stream wait for all uses.
-    fn order_home(&mut self) -> Result<(), PoolError> {
+    fn order_home(&mut self) -> Result<(), DeviceError> {
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
         users.iter().try_for_each(|user| {
             if self.home.wait_for_point_outside_captures(user.point())? {

@@ -4,7 +4,9 @@
 use core::ffi::c_void;
 use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult, CUstream};
-use gpumem_array::pool::{CaptureError, Capture, CaptureMode, Device, Pool, PoolError, Stream, StreamError};
+use gpumem_array::pool::{
+    Capture, CaptureError, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError,
+};
 use gpumem_array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::Mutex;
@@ -138,7 +140,13 @@ fn the_stream_is_retired_during_a_download() {
         assert_eq!(copied.unwrap(), [7; 64]);
         retired.unwrap();
         let again = array.to_vec();
-        assert!(matches!(again, Err(ArrayError::Pool(PoolError::Stream(StreamError::Retired)))), "{again:?}");
+        assert!(
+            matches!(
+                again,
+                Err(ArrayError::Pool(PoolError::Device(DeviceError::Stream(StreamError::Retired))))
+            ),
+            "{again:?}"
+        );
     });
 }
 
@@ -164,7 +172,10 @@ fn a_capture_begins_during_an_upload() {
     let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
     let (copied, begun) = copy_while(|| array.copy_from_slice(&[5; 64]), begin);
     assert!(
-        matches!(begun, Ok(()) | Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+        matches!(
+            begun,
+            Ok(()) | Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
+        ),
         "{begun:?}"
     );
     copied.unwrap();
@@ -172,7 +183,10 @@ fn a_capture_begins_during_an_upload() {
 
     let mut array = UnifiedArray::<u8, _>::zeros(&gpu.unified(), 64).unwrap();
     let (copied, begun) = copy_while(|| array.copy_from_slice(&[6; 64]), begin);
-    assert!(matches!(begun, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{begun:?}");
+    assert!(
+        matches!(begun, Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))),
+        "{begun:?}"
+    );
     copied.unwrap();
     assert_eq!(array.to_vec().unwrap(), [6; 64]);
     Capture::begin(gpu.stream(), CaptureMode::Relaxed).unwrap().end().unwrap();

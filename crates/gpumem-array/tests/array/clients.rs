@@ -4,7 +4,7 @@
 
 use crate::support::gpu;
 use gpumem_array::GpuArray;
-use gpumem_array::pool::{Capture, CaptureMode, HostMemory, PoolError};
+use gpumem_array::pool::{Capture, CaptureMode, DeviceError, HostMemory};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -79,6 +79,6 @@ fn a_buffer_that_cannot_be_registered_is_returned() {
     let table: &'static [u8] = Vec::leak(vec![1_u8; 4096]);
     let first = HostMemory::register_read_only(gpu.device(), table).unwrap();
     let refused = HostMemory::register_read_only(gpu.device(), table).unwrap_err();
-    assert!(matches!(refused.error(), PoolError::Driver(_)), "{refused}");
+    assert!(matches!(refused.error(), DeviceError::Driver(_)), "{refused}");
     assert_eq!(refused.into_value().as_ptr(), first.into_inner().unwrap().as_ptr());
 }

@@ -3,7 +3,9 @@
 use crate::choices::Choices;
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1};
-use gpumem_array::pool::{CaptureError, Capture, CaptureMode, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{
+    Capture, CaptureError, CaptureMode, DeviceError, MemoryKind, Pool, PoolError, Stream,
+};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError, PinnedArray, ReadOn, WriteOn};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 
@@ -243,7 +245,10 @@ fn unsuitable_blocks_are_refused() {
     drop(captured.unwrap());
     let refused = kept.unwrap().unwrap_err();
     assert!(
-        matches!(refused.error(), ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+        matches!(
+            refused.error(),
+            ArrayError::Pool(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
+        ),
         "{refused}"
     );
 }
@@ -293,7 +298,10 @@ fn blocks_and_arrays_do_not_change_into_each_other_in_a_capture() {
     );
     for error in refused {
         assert!(
-            matches!(error, ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            matches!(
+                error,
+                ArrayError::Pool(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
+            ),
             "{error}"
         );
     }

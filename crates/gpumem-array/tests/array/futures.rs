@@ -4,7 +4,9 @@ use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Array2, Axis, Ix1, array, s};
 use gpumem_array::pool::sys::types::{CUevent, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, Table};
-use gpumem_array::pool::{BackendKind, Capture, CaptureMode, Device, Limit, MemoryKind, Pool, PoolError};
+use gpumem_array::pool::{
+    BackendKind, Capture, CaptureMode, Device, DeviceError, Limit, MemoryKind, Pool, PoolError,
+};
 use gpumem_array::{ArrayError, Download, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Effect, Rule, Schedule, Sim, SimConfig};
 use pollster::block_on;
@@ -266,7 +268,8 @@ fn a_lost_context_resolves_every_transfer() {
     std::thread::sleep(Duration::from_millis(2));
     assert!(gpu.device().memory_info().is_err());
     let (downloads, upload) = task.join().unwrap();
-    let is_lost = |error: &ArrayError| matches!(error, ArrayError::Pool(PoolError::DeviceLost(_)));
+    let is_lost =
+        |error: &ArrayError| matches!(error, ArrayError::Pool(PoolError::Device(DeviceError::DeviceLost(_))));
     // The simulator may have run some before, or all.
     assert!(downloads.iter().all(|outcome| outcome.as_ref().err().is_none_or(is_lost)));
     if let Err(error) = upload {

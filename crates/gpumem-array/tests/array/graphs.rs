@@ -5,7 +5,7 @@ use crate::support::{gpu, gpu_with};
 use core::ops::Range;
 use gpumem_array::ndarray::{Axis, Ix1, Slice, s};
 use gpumem_array::pool::sys::Driver;
-use gpumem_array::pool::{CaptureError, Capture, CaptureMode, Device, Pool, PoolError};
+use gpumem_array::pool::{Capture, CaptureError, CaptureMode, Device, DeviceError, Pool, PoolError};
 use gpumem_array::{
     ArrayError, Gpu, GpuArray, GpuGraph, GraphError, LaunchShape, Out, UnifiedArray, UninitArray,
 };
@@ -149,7 +149,9 @@ fn operations_that_need_the_host_are_refused_and_the_capture_goes_on() {
                 assert!(
                     matches!(
                         result,
-                        Err(ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. })))
+                        Err(ArrayError::Pool(PoolError::Device(DeviceError::Capture(
+                            CaptureError::NotCapturable { .. }
+                        ))))
                     ),
                     "{result:?}"
                 );
@@ -395,7 +397,9 @@ fn an_array_from_outside_keeps_its_length_in_a_capture() {
                 assert!(
                     matches!(
                         result,
-                        Err(ArrayError::Pool(PoolError::Capture(CaptureError::NotCapturable { .. })))
+                        Err(ArrayError::Pool(PoolError::Device(DeviceError::Capture(
+                            CaptureError::NotCapturable { .. }
+                        ))))
                     ),
                     "{result:?}"
                 );

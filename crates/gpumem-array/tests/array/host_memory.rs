@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::{Axis, Ix1, Slice};
 use gpumem_array::pool::sys::types::{CUdevice, CUdevice_attribute, CUdeviceptr, CUresult, CUstream};
-use gpumem_array::pool::{Capture, CaptureMode, Device, Pool, PoolError, Unsupported};
+use gpumem_array::pool::{Capture, CaptureMode, Device, DeviceError, Pool, PoolError};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Schedule, Sim, SimConfig};
 use std::cell::{Cell, RefCell};
@@ -164,7 +164,7 @@ fn pageable_memory_needs_a_device_that_reads_it() {
             let refused = gpu.with_pageable(&mut table, |_| unreachable!("the device cannot access it"));
             assert!(matches!(
                 refused,
-                Err(ArrayError::Pool(PoolError::Unsupported(Unsupported::HostAccess { .. })))
+                Err(ArrayError::Pool(PoolError::Device(DeviceError::HostAccess { .. })))
             ));
         }
         _ => {

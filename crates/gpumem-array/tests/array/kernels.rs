@@ -3,7 +3,7 @@
 use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::sys::types::CUresult;
-use gpumem_array::pool::{Capture, CaptureMode, Device, Pool, PoolError, Stream, StreamError};
+use gpumem_array::pool::{Capture, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
 use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
 
@@ -190,7 +190,8 @@ fn a_faulting_kernel_loses_the_context() {
     // SAFETY: this deliberately violates the kernel's contract, on a simulated device.
     unsafe { wild.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
     let lost = y.to_vec().unwrap_err();
-    let ArrayError::LostAfterKernel { kernel, error: PoolError::DeviceLost(_) } = &lost else {
+    let ArrayError::LostAfterKernel { kernel, error: PoolError::Device(DeviceError::DeviceLost(_)) } = &lost
+    else {
         panic!("{lost}")
     };
     assert_eq!(kernel, "wild");
@@ -300,8 +301,8 @@ fn a_launch_without_arrays_checks_its_stream() {
     let retired = Stream::legacy(device).unwrap();
     retired.retire().unwrap();
     let wrong = [
-        (ended, PoolError::Stream(StreamError::Retired)),
-        (retired, PoolError::Stream(StreamError::Retired)),
+        (ended, PoolError::Device(DeviceError::Stream(StreamError::Retired))),
+        (retired, PoolError::Device(DeviceError::Stream(StreamError::Retired))),
     ];
     for ((stream, expected), threads) in wrong.iter().flat_map(|wrong| [(wrong, 1), (wrong, 0)]) {
         let elsewhere = Gpu::with_stream(pool, stream).unwrap();

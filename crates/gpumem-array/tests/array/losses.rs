@@ -3,7 +3,7 @@
 
 use gpumem_array::ndarray::{Ix1, s};
 use gpumem_array::pool::sys::{Driver, types::CUresult};
-use gpumem_array::pool::{Device, Pool, PoolError};
+use gpumem_array::pool::{Device, DeviceError, Pool, PoolError};
 use gpumem_array::{ArrayError, Gpu, GpuArray, PinnedArray, UnifiedArray};
 use gpumem_sim::{Effect, Rule, Schedule, SimConfig};
 
@@ -61,7 +61,10 @@ fn assert_lost<T>(read: Result<T, ArrayError>) {
 }
 
 fn is_loss_of_first(error: &ArrayError) -> bool {
-    matches!(error, ArrayError::Pool(PoolError::AwaitedDeviceLost { ordinal: 1, awaited: 0, .. }))
+    matches!(
+        error,
+        ArrayError::Pool(PoolError::Device(DeviceError::AwaitedDeviceLost { ordinal: 1, awaited: 0, .. }))
+    )
 }
 
 /// An array of the second device that depends on an array of the first.

@@ -10,7 +10,8 @@ use gpumem_array::pool::sys::types::{
 };
 use gpumem_array::pool::sys::{Driver, Table};
 use gpumem_array::pool::{
-    CaptureError, Capture, CaptureMode, Device, Location, MemoryKind, MemoryRange, Pool, PoolError, Stream,
+    Capture, CaptureError, CaptureMode, Device, DeviceError, Location, MemoryKind, MemoryRange, Pool,
+    PoolError, Stream,
 };
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError};
 use gpumem_sim::{Schedule, SimConfig};
@@ -349,7 +350,7 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
     // A capture that begins between the fill and the end of the request refuses it: the request is repeated.
     let block = loop {
         match captured(&stream, || pool.alloc(64, &stream)) {
-            Err(PoolError::Capture(CaptureError::NotCapturable { .. })) => {}
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. }))) => {}
             block => break block.unwrap(),
         }
     };
@@ -407,6 +408,9 @@ fn a_capture_within_a_call_of_the_same_thread_is_refused() {
     let begun = stream
         .queue_work(MemoryRange::NONE, |_| Capture::begin(&stream, CaptureMode::Relaxed).map(drop))
         .unwrap();
-    assert!(matches!(begun, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))), "{begun:?}");
+    assert!(
+        matches!(begun, Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))),
+        "{begun:?}"
+    );
     Capture::begin(&stream, CaptureMode::Relaxed).unwrap().end().unwrap();
 }

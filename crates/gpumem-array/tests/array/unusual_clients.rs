@@ -4,7 +4,9 @@
 
 use crate::support::gpu;
 use gpumem_array::pool::adaptor::{Adaptor, Budget, Change, Grant, Guard, Next, Release, Request};
-use gpumem_array::pool::{CaptureError, Capture, CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::pool::{
+    Capture, CaptureError, CaptureMode, DeviceError, Event, MemoryKind, Pool, PoolError, Stream,
+};
 use std::sync::Arc;
 
 /// Forwards frees to the guard, but not allocations.
@@ -81,19 +83,19 @@ fn waits_for_marks_break_no_capture() {
         first.wait(&mark).unwrap();
         let refused = second.wait(&mark);
         assert!(
-            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            matches!(refused, Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
             "{refused:?}"
         );
         captures.0.end().unwrap();
         let refused = second.wait(&mark);
         assert!(
-            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            matches!(refused, Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
             "{refused:?}"
         );
         captures.1.end().unwrap();
         let refused = second.wait(&mark);
         assert!(
-            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            matches!(refused, Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
             "{refused:?}"
         );
         mark.record(&first).unwrap();

@@ -108,7 +108,7 @@ impl Bench {
     }
 
     fn streams(&self, count: usize) -> Result<Vec<Stream>, PoolError> {
-        (0..count).map(|_| Stream::new(&self.device)).collect()
+        (0..count).map(|_| Ok(Stream::new(&self.device)?)).collect()
     }
 
     /// A backend selected by option is part of the name.

@@ -1,10 +1,10 @@
 //! [`Failures`]: injected allocation failures, for testing a program's error handling.
 
 use super::{Adaptor, Change, Grant, Next, Request};
-use crate::device::Device;
 use crate::error::{OutOfMemory, PoolError, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::Device;
 
 /// Makes some allocations fail as if the device were full; [`Failures::with_error`] chooses another error.
 ///

@@ -1,10 +1,10 @@
 //! [`Fallback`]: allocates from another pool if this one is out of memory.
 
 use super::{Adaptor, Grant, Next, Request};
-use crate::device::PeerDevice;
 use crate::error::PoolError;
 use crate::pool::Pool;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::internal::PeerDevice;
 
 /// Allocates from another pool if its own pool lacks memory: the device is full, or a limit or budget refuses. The other pool may be any
 /// pool of the device, with a different kind of memory, backend or quota.

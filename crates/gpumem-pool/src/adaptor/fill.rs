@@ -1,9 +1,10 @@
 //! [`Fill`]: sets the bytes of every block to a value, at allocation or at free.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
-use crate::device::{MemoryRange, Stream};
-use crate::error::{CaptureError, PoolError};
+use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_device::{CaptureError, DeviceError};
+use gpumem_device::{MemoryRange, Stream};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 
@@ -110,9 +111,9 @@ pub(super) fn set_now(
         // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at each launch
         // instead of now.
         if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {
-            return Err(PoolError::Capture(CaptureError::NotCapturable {
+            return Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable {
                 operation: "filling memory that was requested before the capture",
-            }));
+            })));
         }
         Ok(set(stream.device().driver(), address, value, size_bytes, raw)?)
     })?

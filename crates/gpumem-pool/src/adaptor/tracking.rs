@@ -1,10 +1,10 @@
 //! [`Tracking`]: the live blocks, and where they were allocated.
 
 use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
-use crate::config::Bytes;
-use crate::device::StreamId;
 use crate::error::PoolError;
 use core::fmt;
+use gpumem_device::Bytes;
+use gpumem_device::StreamId;
 use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;

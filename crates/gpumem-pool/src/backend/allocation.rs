@@ -1,6 +1,7 @@
 //! [`Allocation`]: the memory of one block. [`FreeRequest`]: its way back.
 
-use crate::device::{Clocks, Stamp, StreamId};
+use gpumem_device::StreamId;
+use gpumem_device::internal::{Clocks, Stamp};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 #[cfg(unix)]

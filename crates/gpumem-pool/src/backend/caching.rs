@@ -19,8 +19,8 @@ mod rungs;
 mod vmm;
 
 use super::allocation::{Allocation, FreeRequest};
-use crate::device::StreamId;
 pub(crate) use caching_pool::CachingPool;
+use gpumem_device::StreamId;
 pub(crate) use gpumem_heap::cache::FoundCache;
 use gpumem_heap::cache::{self, OwnerGuard, SizeStep};
 use gpumem_heap::{HeapBlock, SizeClass};

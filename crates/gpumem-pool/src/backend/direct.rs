@@ -15,13 +15,14 @@ use super::figures::{Counts, Reserved};
 use super::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_FREES};
 use super::source::{BackendSetup, Source};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
-use crate::device::{Device, Idle, MarkerEvent, PeerDevice, Stream, StreamId, StreamIndex, deadline};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
 use crate::limits::{Admission, DeviceBudget, Limits, Trimmables};
 use crate::stats::{TagCounters, Usage, UsageCounters};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use gpumem_device::internal::{Idle, MarkerEvent, PeerDevice, StreamIndex, deadline};
+use gpumem_device::{Device, Stream, StreamId};
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
@@ -244,7 +245,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let kind = self.admission.kind();
         let needs_wait = kind != MemoryKind::Host
             || self.calls.has_waiting()
-            || self.device.maintenance().has_deferred_for(kind);
+            || self.device.maintenance().has_deferred_for(kind == MemoryKind::Host);
         match needs_wait {
             // The next trim reports a failed free.
             true => self.give_back(Some(deadline::until(self.wait_deadline))).map(drop),

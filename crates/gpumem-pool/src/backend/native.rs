@@ -33,14 +33,17 @@ use super::direct::DriverAllocator;
 use super::figures::{DriverPoolUsage, Reserved};
 use super::source::BackendSetup;
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, PeerDevice, Stream};
-use crate::error::{PoolError, Unsupported, Verdict};
+use crate::error::{PoolError, Unsupported};
 use crate::limits::Limits;
 use chain::Chain;
 use complete::Complete;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver_pool::UNBOUNDED;
+use gpumem_device::DeviceError;
+use gpumem_device::internal::PeerDevice;
+use gpumem_device::internal::Verdict;
+use gpumem_device::{Device, Stream};
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
@@ -164,7 +167,9 @@ impl DriverAllocator for NativeAllocator {
                 if stream.clocks().captures().is_open() {
                     match stream.captures_for() {
                         Ok(None) => {}
-                        Err(PoolError::Driver(error) | PoolError::HostFunction(error)) => return Err(error),
+                        Err(DeviceError::Driver(error) | DeviceError::HostFunction(error)) => {
+                            return Err(error);
+                        }
                         _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
                     }
                 }
@@ -292,7 +297,7 @@ fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
     let table = device.driver().table();
     let has = |attribute| match device.attribute(attribute) {
         // The driver is older than the attribute.
-        Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(false),
+        Err(DeviceError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(false),
         other => other.map(|value| value != 0),
     };
     let is_there = table.cuMemPoolCreate.is_some()

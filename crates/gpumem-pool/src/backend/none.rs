@@ -9,10 +9,11 @@ use super::direct::DriverAllocator;
 use super::figures::Reserved;
 use super::plain;
 use crate::config::MemoryKind;
-use crate::device::{Device, HowFar, Order, PeerDevice, Stamp, Stream};
 use crate::error::PoolError;
 use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_device::internal::{HowFar, Order, PeerDevice, Stamp};
+use gpumem_device::{Device, Stream};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -156,7 +157,7 @@ fn leave_to(device: &Device, kind: MemoryKind, frees: Vec<FreeRequest>) {
     // Read now: later stamps would cover later work too.
     let stamps = |freed: &FreeRequest| freed.stamps(device.clocks()).collect::<Vec<Stamp>>();
     let mut frees: Vec<_> = frees.iter().map(|freed| (freed.allocation.address, stamps(freed))).collect();
-    device.maintenance().defer_release(kind, true, move |driver, clocks, how| {
+    device.maintenance().defer_release(kind == MemoryKind::Host, true, move |driver, clocks, how| {
         frees.retain(|(address, stamps)| {
             let is_done = how == HowFar::All || stamps.iter().all(|stamp| clocks.is_complete(*stamp));
             // SAFETY: the address came from `acquire`, its only block is gone, and all uses are complete.

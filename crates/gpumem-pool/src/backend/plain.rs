@@ -1,9 +1,10 @@
 //! Plain memory: neither mapped nor stream-ordered. One driver call allocates each [`MemoryKind`].
 
 use crate::config::MemoryKind;
-use crate::device::{Device, PeerDevice};
 use crate::error::PoolError;
 use core::ffi::c_void;
+use gpumem_device::Device;
+use gpumem_device::internal::PeerDevice;
 use gpumem_sys::types::{CUdeviceptr, CUmemAttach_flags, CUresult};
 use gpumem_sys::{Driver, DriverError};
 

@@ -6,12 +6,13 @@ use super::allocation::{Allocation, FreeOutcome, FreeRequest};
 use super::figures::{Counts, Reserved};
 use super::search::Search;
 use crate::config::Config;
-use crate::device::{Device, PeerDevice, Stream, StreamId};
 use crate::error::{OutOfMemory, PoolError};
 use crate::figures::ActivityCounters;
 use crate::limits::Limits;
 use crate::stats::TagCounters;
 use enum_dispatch::enum_dispatch;
+use gpumem_device::internal::PeerDevice;
+use gpumem_device::{Device, Stream, StreamId};
 use gpumem_heap::counters::Counters;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ pub(crate) trait Source {
     ///
     /// # Errors
     ///
-    /// The errors of `climb`. `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for a reason other than a shortage of memory.
+    /// The errors of `climb`. `DeviceError::Driver` or `DeviceError::DeviceLost` if a call fails for a reason other than a shortage of memory.
     fn alloc(
         &self,
         size_bytes: u64,
@@ -52,7 +53,7 @@ pub(crate) trait Source {
     ///
     /// # Errors
     ///
-    /// `PoolError::Driver` or `PoolError::DeviceLost` if a query fails.
+    /// `DeviceError::Driver` or `DeviceError::DeviceLost` if a query fails.
     fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError>;
 
     /// Gives a peer device access to all memory of the pool, present and future. The peer has a link to the pool's

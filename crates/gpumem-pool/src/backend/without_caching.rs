@@ -3,9 +3,10 @@
 use super::allocation::Allocation;
 use super::search::Search;
 use super::sleeping::{Keep, Slept, Woken};
-use crate::device::{Stamp, StreamId};
 use crate::error::PoolError;
 use core::ops::Range;
+use gpumem_device::StreamId;
+use gpumem_device::internal::Stamp;
 use gpumem_sys::types::CUdeviceptr;
 
 /// The pool of `caching`: there is none.

@@ -1,9 +1,11 @@
 //! The default pools: one for each device ordinal of the process, for code that has only the number of a device.
 
 use crate::builder::PoolBuilder;
-use crate::device::Device;
-use crate::error::{PoolError, Unsupported, not_forked};
+use crate::error::{PoolError, Unsupported};
 use crate::pool::Pool;
+use gpumem_device::Device;
+use gpumem_device::DeviceError;
+use gpumem_device::internal::not_forked;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{Driver, fork};
 use std::collections::BTreeMap;
@@ -98,7 +100,7 @@ impl Pool {
     /// # Errors
     ///
     /// - [`PoolError::DefaultAlreadySet`] if the ordinal already has a default pool.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Driver`] if a call fails.
     pub fn set_default(&self) -> Result<(), PoolError> {
         not_forked()?;
         // Held during the driver calls: of two pools that become default pools at the same time, the later one finds the other.
@@ -129,11 +131,15 @@ fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
         // A pool that is lost is of no use to the other device.
         Err(
             PoolError::Unsupported(Unsupported::PeerAccess { .. })
-            | PoolError::DeviceLost { .. }
+            | PoolError::Device(DeviceError::DeviceLost { .. })
             | PoolError::Poisoned { .. },
         ) => Ok(()),
         // The context has its maximum number of peers. Copies between these devices go through the host.
-        Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_TOO_MANY_PEERS => Ok(()),
+        Err(PoolError::Device(DeviceError::Driver(error)))
+            if error.code() == CUresult::CUDA_ERROR_TOO_MANY_PEERS =>
+        {
+            Ok(())
+        }
         opened => opened,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Tuning;
-use crate::device::Stream;
+use gpumem_device::Stream;
 use gpumem_sim::SimConfig;
 
 fn of(variables: &[(&str, &str)]) -> PoolBuilder {

@@ -1,6 +1,6 @@
 //! [`BadArgument`]: an argument that no call with it can accept.
 
-use crate::config::Bytes;
+use gpumem_device::Bytes;
 use gpumem_sys::text::{Shown, debug_is_display};
 
 /// A mistake in an argument.

@@ -1,7 +1,8 @@
 //! [`Damage`]: an out-of-bounds write that [`Guard`](crate::adaptor::Guard) detected.
 
-use crate::config::{Bytes, PoolId};
+use crate::config::PoolId;
 use core::fmt;
+use gpumem_device::Bytes;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;

@@ -1,6 +1,7 @@
 //! [`Refusal`]: a limit or the driver refused memory.
 
-use super::{LimitExceeded, PoolError, Verdict};
+use super::{LimitExceeded, PoolError};
+use gpumem_device::internal::Verdict;
 use gpumem_sys::DriverError;
 
 /// The reason why memory could not be reserved.
@@ -17,7 +18,7 @@ impl Refusal {
     ///
     /// # Errors
     ///
-    /// `PoolError::Driver` or `PoolError::DeviceLost` if a driver call failed for another reason.
+    /// `DeviceError::Driver` or `DeviceError::DeviceLost` if a driver call failed for another reason.
     pub(crate) fn if_out_of_memory(self) -> Result<Self, PoolError> {
         match self {
             Self::Driver(error) if Verdict::of(&error) != Verdict::Shortage => Err(error.into()),

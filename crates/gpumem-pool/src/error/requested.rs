@@ -1,7 +1,7 @@
 //! [`Requested`]: a requested size in messages, exact if only an arithmetic bug can produce it.
 
-use crate::config::Bytes;
 use core::fmt;
+use gpumem_device::Bytes;
 
 /// Prints a requested size as [`Bytes`] does, or the exact number if no device has that many bytes.
 pub(crate) struct Requested(pub(crate) u64);

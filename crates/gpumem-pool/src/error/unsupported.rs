@@ -67,16 +67,6 @@ pub enum Unsupported {
         /// The missing capability.
         reason: String,
     },
-    /// The device does not support this use of the program's own host memory.
-    #[error("{} {what}; use {instead}, or copy", Shown::sentence(.device))]
-    HostAccess {
-        /// The device.
-        device: String,
-        /// The missing capability, which completes a sentence about the device.
-        what: &'static str,
-        /// The kind of host memory that may work.
-        instead: &'static str,
-    },
     /// No link connects the two devices, so neither can access the other's memory.
     #[error(
         "{} cannot access the memory of {}: no link connects them; copy through the host",
@@ -93,9 +83,6 @@ pub enum Unsupported {
         "this block cannot be exported; build its pool with the option exportable:true and the backend `caching`"
     )]
     Export,
-    /// The elapsed time of an event that records no time was requested.
-    #[error("this event records no time; create it with Event::with_timing")]
-    Timing,
 }
 
 debug_is_display!(Unsupported);

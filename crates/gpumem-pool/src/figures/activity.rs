@@ -1,11 +1,11 @@
 //! [`PoolCounters`]: a pool's activity since it was built. [`ActivityCounters`] counts it, only on slow paths.
 
 use super::figures;
-use crate::config::Bytes;
 #[cfg(feature = "serde")]
 use crate::config::seconds;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use gpumem_device::Bytes;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -106,7 +106,7 @@ macro_rules! counters {
 
 figures!(counters);
 
-/// The counters of one step to make room, over all requests. [`Attempt`] lists the steps of one request.
+/// The counters of one step to make room, over all requests. [`Attempt`](crate::Attempt) lists the steps of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

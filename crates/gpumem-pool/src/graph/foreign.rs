@@ -1,13 +1,16 @@
 //! [`ForeignCaptures`]: captures that another library begins, ends and launches.
 
 use super::Hold;
-use crate::device::any_stream::close_for_end;
-use crate::device::capture_end::run_again;
-use crate::device::{CaptureModeGuard, Device, Part, Stream, StreamIndex};
-use crate::error::{CaptureError, PoolError, not_forked};
+use crate::error::PoolError;
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::time::Duration;
+use gpumem_device::internal::close_for_end;
+use gpumem_device::internal::not_forked;
+use gpumem_device::internal::run_again;
+use gpumem_device::internal::{Part, StreamIndex};
+use gpumem_device::{CaptureError, DeviceError};
+use gpumem_device::{CaptureModeGuard, Device, Stream};
 use gpumem_sys::fork;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -86,15 +89,15 @@ impl ForeignCaptures {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Capture`] if the stream's capture is broken.
-    /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
-    /// - [`PoolError::Stream`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as for
+    /// - [`DeviceError::Capture`] if the stream's capture is broken.
+    /// - [`DeviceError::WrongDevice`] if the stream belongs to another device.
+    /// - [`DeviceError::Stream`], [`DeviceError::Driver`] and [`DeviceError::DeviceLost`] as for
     ///   [`Stream::synchronize`].
     pub fn add(&self, stream: &Stream) -> Result<bool, PoolError> {
         not_forked()?;
         stream.check_usable()?;
         if *stream.device() != self.device {
-            return Err(self.device.mismatch(stream.device()));
+            return Err(self.device.mismatch(stream.device()).into());
         }
         let mut state = self.lock();
         if state.has_ended {
@@ -103,7 +106,7 @@ impl ForeignCaptures {
         let graph = match stream.part()? {
             Part::In(graph) => graph,
             Part::Runs => return Ok(false),
-            Part::Broken => return Err(PoolError::Capture(CaptureError::Broken)),
+            Part::Broken => return Err(PoolError::Device(DeviceError::Capture(CaptureError::Broken))),
         };
         let captures = self.device.clocks().captures();
         if captures.knows(graph) {
@@ -129,8 +132,8 @@ impl ForeignCaptures {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Capture`] if another capture prevents the wait.
-    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
+    /// - [`DeviceError::Capture`] if another capture prevents the wait.
+    /// - [`DeviceError::Driver`] or [`DeviceError::DeviceLost`] if a driver call fails.
     pub fn end(&self) -> Result<(), PoolError> {
         not_forked()?;
         let mut state = self.lock();

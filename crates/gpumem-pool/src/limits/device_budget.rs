@@ -9,10 +9,11 @@
 //! memory must also leave the margin within the system's available memory.
 
 use crate::config::MemoryKind;
-use crate::device::{Device, host};
 use crate::error::{LimitExceeded, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::Device;
+use gpumem_device::internal::host;
 use std::sync::Arc;
 
 pub(crate) struct DeviceBudget {

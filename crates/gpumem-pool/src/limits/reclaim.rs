@@ -10,11 +10,11 @@
 //! the failure.
 
 use crate::config::MemoryKind;
-use crate::device::Device;
-use crate::device::catch_panic::{ReentrancyGuard, catch_panic};
 use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
+use gpumem_device::Device;
+use gpumem_device::internal::{ReentrancyGuard, catch_panic};
 use gpumem_sys::fork;
 use std::collections::BTreeSet;
 use std::error::Error;

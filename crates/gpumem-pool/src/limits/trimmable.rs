@@ -1,7 +1,7 @@
 //! [`Trimmable`]: a pool that caches memory, and the lists of such pools.
 
 use crate::config::MemoryKind;
-use crate::device::Device;
+use gpumem_device::Device;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A pool that caches memory in addition to its blocks.

@@ -25,9 +25,7 @@ pub(crate) use settings::{Figures, Gauge};
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
 pub use crate::config::PoolId;
-use crate::device::catch_panic::{catch_panic, forget};
-use crate::device::{PeerDevice, Stream, StreamId};
-use crate::error::{CaptureError, PoolError};
+use crate::error::PoolError;
 use crate::pool::alignment::check_alignment;
 use crate::pool::block::Block;
 use crate::pool::frames;
@@ -36,6 +34,10 @@ use crate::pool::request::found;
 use crate::pool::state::StateRef;
 use core::cell::Cell;
 use core::fmt;
+use gpumem_device::internal::PeerDevice;
+use gpumem_device::internal::{catch_panic, forget};
+use gpumem_device::{CaptureError, DeviceError};
+use gpumem_device::{Stream, StreamId};
 use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;
@@ -199,7 +201,7 @@ impl Next<'_> {
     /// - The errors of [`Pool::alloc`](crate::Pool::alloc).
     /// - [`PoolError::BadArgument`] for an invalid alignment.
     /// - [`PoolError::Refused`] if an adaptor returns memory that does not match the request.
-    /// - [`PoolError::Capture`] if an adaptor has made the stream begin a capture.
+    /// - [`DeviceError::Capture`] if an adaptor has made the stream begin a capture.
     /// - Any other error of an adaptor.
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         let Self { call, level } = *self;
@@ -282,7 +284,7 @@ impl<'a> AdaptedCall<'a> {
     fn check_request(&self, alignment: u64) -> Result<(), PoolError> {
         check_alignment(alignment)?;
         // The adaptor may call from a different thread than the program, or may have retired the stream.
-        self.from.stream.check_usable()
+        Ok(self.from.stream.check_usable()?)
     }
 
     /// Allocates from the backend, inside all adaptors.
@@ -306,9 +308,9 @@ impl<'a> AdaptedCall<'a> {
     /// Adaptors are never called for a capturing stream, but an adaptor can begin a capture.
     fn check_no_capture(&self) -> Result<(), PoolError> {
         if self.pool.has_captures() && self.from.stream.captures_for()?.is_some() {
-            Err(PoolError::Capture(CaptureError::NotCapturable {
+            Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable {
                 operation: "allocating after an adaptor began it",
-            }))
+            })))
         } else {
             Ok(())
         }

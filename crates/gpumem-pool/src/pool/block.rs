@@ -21,8 +21,7 @@
 use crate::backend::Underlying;
 use crate::backend::{self, Allocation, FoundCache, FreeRequest, Source};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, GRAPH_BIT, MemoryRange, Stream, StreamId, StreamPoint, order::uses};
-use crate::error::{BadArgument, PoolError, StreamError, Unsupported, not_forked};
+use crate::error::{BadArgument, PoolError, Unsupported};
 use crate::pool::frames::{self, Here};
 #[cfg(unix)]
 use crate::pool::sharing::ExportedBlock;
@@ -36,6 +35,10 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{GRAPH_BIT, uses};
+use gpumem_device::{Device, MemoryRange, Stream, StreamId, StreamPoint};
+use gpumem_device::{DeviceError, StreamError};
 use gpumem_sys::types::{CUdevice, CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError, fork};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
@@ -48,7 +51,7 @@ use std::sync::Arc;
 /// the owner stream and on every stream recorded with [`Block::record_use`]. A drop never panics. It never waits,
 /// except with the backend `none`, which has no asynchronous free. When the driver refuses the free, the block is
 /// leaked, and the pool's next call returns [`PoolError::Poisoned`] or
-/// [`PoolError::DeviceLost`].
+/// [`DeviceError::DeviceLost`].
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream};
@@ -250,7 +253,7 @@ impl Block {
         if device.driver().is_same_machine(self.device().driver()) {
             Ok(())
         } else {
-            Err(self.device().mismatch(device))
+            Err(self.device().mismatch(device).into())
         }
     }
 
@@ -259,9 +262,9 @@ impl Block {
     pub(crate) fn order(&self, stream: &Stream) -> Result<(), PoolError> {
         for point in self.use_points() {
             if !stream.wait_for_point_outside_captures(point)? {
-                return Err(PoolError::Stream(StreamError::NotOrdered {
+                return Err(PoolError::Device(DeviceError::Stream(StreamError::NotOrdered {
                     stream: self.device().clocks().stream_in(point.stream_index()),
-                }));
+                })));
             }
         }
         // The following is the pool's own work.
@@ -427,7 +430,7 @@ impl Block {
     /// # Errors
     ///
     /// - [`PoolError::Unsupported`] if the driver's own pool decides the placement (`native`).
-    /// - [`PoolError::Asleep`] if the pool sleeps.
+    /// - [`DeviceError::Asleep`] if the pool sleeps.
     pub fn pin_backing(&self) -> Result<(), PoolError> {
         not_forked()?;
         match self.size_bytes() {
@@ -483,12 +486,12 @@ impl Block {
     /// # Errors
     ///
     /// - [`PoolError::BadArgument`] if the slice does not fit behind the offset.
-    /// - [`PoolError::WrongDevice`] for a stream of another driver.
+    /// - [`DeviceError::WrongDevice`] for a stream of another driver.
     /// - [`PoolError::Unsupported`] if the stream's device has no link to the block's.
-    /// - [`PoolError::Capture`] if the stream, or a stream that uses the block, captures, or if its capture is broken.
-    /// - [`PoolError::Stream`] if a stream of [`Stream::from_raw`] other than `stream` uses the block, or if this thread cannot use the stream.
-    /// - [`PoolError::Asleep`] if the memory sleeps ([`Pool::sleep`](crate::Pool::sleep)).
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call or earlier work failed. The block may then be partly written.
+    /// - [`DeviceError::Capture`] if the stream, or a stream that uses the block, captures, or if its capture is broken.
+    /// - [`DeviceError::Stream`] if a stream of [`Stream::from_raw`] other than `stream` uses the block, or if this thread cannot use the stream.
+    /// - [`DeviceError::Asleep`] if the memory sleeps ([`Pool::sleep`](crate::Pool::sleep)).
+    /// - [`DeviceError::DeviceLost`] or [`DeviceError::Driver`] if a call or earlier work failed. The block may then be partly written.
     ///
     /// # Aborts
     ///
@@ -529,8 +532,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`PoolError::Capture`]. After
-    /// [`PoolError::DeviceLost`] and [`PoolError::Driver`] the slice may be partly written.
+    /// The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`DeviceError::Capture`]. After
+    /// [`DeviceError::DeviceLost`] and [`DeviceError::Driver`] the slice may be partly written.
     ///
     /// # Aborts
     ///
@@ -574,7 +577,7 @@ impl Block {
     /// # Errors
     ///
     /// The errors of [`Block::copy_from_host`], for both blocks, such as [`PoolError::BadArgument`],
-    /// [`PoolError::Unsupported`] and [`PoolError::Capture`].
+    /// [`PoolError::Unsupported`] and [`DeviceError::Capture`].
     pub fn copy_from(
         &mut self,
         offset_bytes: u64,
@@ -612,7 +615,7 @@ impl Block {
     /// # Errors
     ///
     /// - [`PoolError::BadArgument`] if the two places overlap.
-    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`PoolError::Capture`].
+    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`DeviceError::Capture`].
     pub fn copy_within(
         &mut self,
         part: Range<u64>,
@@ -671,7 +674,7 @@ impl Block {
     /// # Errors
     ///
     /// - [`PoolError::BadArgument`] if an end of the range is not a multiple of the value's size.
-    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`PoolError::Capture`].
+    /// - The errors of [`Block::copy_from_host`], such as [`PoolError::BadArgument`] and [`DeviceError::Capture`].
     pub fn fill<T: NoUninit>(
         &mut self,
         part: Range<u64>,
@@ -727,10 +730,10 @@ impl Block {
     ///
     /// - [`PoolError::Unsupported`] unless the block is unified memory.
     /// - [`PoolError::BadArgument`] if the range is not within the block.
-    /// - [`PoolError::WrongDevice`] for a stream or a device of another driver.
-    /// - [`PoolError::Stream`] if this thread cannot use the stream.
-    /// - [`PoolError::Capture`] if the stream captures.
-    /// - [`PoolError::Driver`] if the driver cannot move pages, or if another call fails.
+    /// - [`DeviceError::WrongDevice`] for a stream or a device of another driver.
+    /// - [`DeviceError::Stream`] if this thread cannot use the stream.
+    /// - [`DeviceError::Capture`] if the stream captures.
+    /// - [`DeviceError::Driver`] if the driver cannot move pages, or if another call fails.
     pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
         not_forked()?;
         let part = self.pages(part, "be prefetched")?;
@@ -772,11 +775,11 @@ impl Block {
     ///
     /// - [`PoolError::Unsupported`] unless the block is unified memory.
     /// - [`PoolError::BadArgument`] if the range is not within the block.
-    /// - [`PoolError::WrongDevice`] for a location on a device of another driver.
+    /// - [`DeviceError::WrongDevice`] for a location on a device of another driver.
     /// - [`PoolError::Unsupported`] with `native`, if the driver accepts no advice for memory of its own pools, as in CUDA 13.0: its
     ///   [documentation](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) allows advice only for memory of
     ///   `cuMemAllocManaged`, which `caching` and `none` use.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Driver`] if a call fails.
     pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
         not_forked()?;
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
@@ -825,7 +828,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Unsupported`], [`PoolError::DeviceLost`], [`PoolError::Poisoned`] and [`PoolError::Driver`], with the causes that
+    /// [`PoolError::Unsupported`], [`DeviceError::DeviceLost`], [`PoolError::Poisoned`] and [`DeviceError::Driver`], with the causes that
     /// [`Pool::enable_peer_access`](crate::Pool::enable_peer_access) lists.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         not_forked()?;
@@ -866,8 +869,8 @@ impl Block {
     /// # Errors
     ///
     /// - [`PoolError::Unsupported`] unless the pool was built with the option `exportable:true`.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Asleep`] if the pool sleeps.
+    /// - [`DeviceError::DeviceLost`] or [`DeviceError::Driver`] if a call fails.
     #[cfg(unix)]
     pub fn export(&self) -> Result<ExportedBlock, PoolError> {
         not_forked()?;
@@ -941,7 +944,7 @@ impl Block {
     /// Refuses a stream of another driver, and a stream that this thread cannot use.
     fn check_use(&self, stream: &Stream) -> Result<(), PoolError> {
         self.check_machine(stream.device())?;
-        stream.check_usable()
+        Ok(stream.check_usable()?)
     }
 
     /// Prepares `stream` for work on the block.

@@ -5,9 +5,10 @@
 //! the driver may allocate from it at any time.
 
 use crate::backend::{DriverPoolUsage, NativeAllocator};
-use crate::error::{OutOfMemory, PoolError, not_forked};
+use crate::error::{OutOfMemory, PoolError};
 use crate::pool::Pool;
 use crate::pool::request::report;
+use gpumem_device::internal::not_forked;
 use gpumem_sys::fork;
 use std::sync::{Mutex, PoisonError};
 
@@ -76,8 +77,8 @@ impl Pool {
     /// # Errors
     ///
     /// - [`PoolError::Unsupported`] unless the backend is `native` and the kind is `device`, or for a pool with a hard limit if the driver is older than CUDA 12.2.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if the call fails.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if the call fails.
     pub fn make_current(&self) -> Result<CurrentPool, PoolError> {
         self.0.check_usable()?;
         let device_pool = self.0.backend().device_pool()?;
@@ -117,7 +118,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn explain_refusal(&self, size_bytes: u64) -> Result<OutOfMemory, PoolError> {
         report::explain_refusal(&self.0, size_bytes, || self.0.graph_memory().kept(&self.0))
     }
@@ -134,7 +135,7 @@ impl CurrentPool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn usage(&self) -> Result<DriverPoolUsage, PoolError> {
         not_forked()?;
         Ok(self.pool.0.backend().device_pool()?.usage()?)

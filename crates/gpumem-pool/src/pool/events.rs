@@ -11,11 +11,11 @@
 //! All events have the target `gpumem_pool` and the field `pool`. No lock is held during an event, so a subscriber may use the pool. An
 //! allocation from a thread cache, or a free to one, produces no event.
 
-use crate::device::Stream;
-#[cfg(feature = "tracing")]
-use crate::device::catch_panic::catch_panic;
 use crate::error::{Attempt, PoolError};
 use crate::pool::hub::Hub;
+use gpumem_device::Stream;
+#[cfg(feature = "tracing")]
+use gpumem_device::internal::catch_panic;
 
 /// An event with the pool's name.
 #[cfg(feature = "tracing")]

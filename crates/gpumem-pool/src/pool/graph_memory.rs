@@ -1,7 +1,7 @@
 //! [`GraphMemory`]: the memory that captures, and the graphs made by them, keep from other use.
 //!
 //! Memory is kept under a graph's number until the graph's last handle is dropped
-//! ([`Captures`](crate::device::captures::Captures)):
+//! (`Captures`):
 //!
 //! - *Chunks*: memory that was allocated while the stream captured. Each chunk is an ordinary block of its pool, allocated on a stream that
 //!   never captures. The program holds parts of it, which are marked with [`GRAPH_BIT`]. Parts dropped during the capture are reused for
@@ -18,11 +18,12 @@
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
-use crate::device::any_stream::AnyStream;
-use crate::device::{Clocks, GRAPH_BIT, MemoryRange, StreamId, StreamIndex, order::uses};
 use crate::pool::block::Block;
 use crate::pool::request::report::Kept;
 use crate::pool::state::{State, StateRef};
+use gpumem_device::internal::AnyStream;
+use gpumem_device::internal::{Clocks, GRAPH_BIT, StreamIndex, uses};
+use gpumem_device::{MemoryRange, StreamId};
 use gpumem_heap::heap::FreeVaRanges;
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;

@@ -2,8 +2,7 @@
 
 use crate::backend::{CachingPool, Source};
 use crate::config::MemoryKind;
-use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
-use crate::error::{PoolError, Unsupported, not_forked};
+use crate::error::{PoolError, Unsupported};
 use crate::pool::adaptors::Subject;
 use crate::pool::frames;
 use crate::pool::hub::Hub;
@@ -12,6 +11,9 @@ use crate::pool::state::PoolHandle;
 use crate::stats::HeldName;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{Stamp, uses};
+use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::fork;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
@@ -124,9 +126,9 @@ impl GrowableBlock {
     /// - [`PoolError::OutOfMemory`] if the device has no free memory.
     /// - [`PoolError::Refused`] in a pool with [`Fill`](crate::adaptor::Fill) or [`Guard`](crate::adaptor::Guard).
     /// - [`PoolError::LimitReached`] or another error of an adaptor.
-    /// - [`PoolError::Asleep`] if the pool sleeps.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
-    /// - [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         self.pool.check_usable()?;
         self.pool.check_awake()?;
@@ -163,7 +165,7 @@ impl GrowableBlock {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails. The block has its new size even then.
+    /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails. The block has its new size even then.
     pub fn shrink_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         not_forked()?;
         if size_bytes >= self.size_bytes {

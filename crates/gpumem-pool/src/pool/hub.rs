@@ -2,8 +2,7 @@
 
 use crate::backend::{self, Backend, BackendSetup, NO_CACHE, Source};
 use crate::config::{Config, PoolId, PoolName};
-use crate::device::{Clocks, Device, Stream};
-use crate::error::{PoolError, PoolUsage, RESET, not_forked};
+use crate::error::{PoolError, PoolUsage};
 use crate::figures::ActivityCounters;
 use crate::limits::{LimitNode, Limits};
 use crate::pool::listing::{Listing, Listings};
@@ -11,6 +10,10 @@ use crate::pool::observer::{Observer, Witness};
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::DeviceError;
+use gpumem_device::internal::Clocks;
+use gpumem_device::internal::{RESET, not_forked};
+use gpumem_device::{Device, Stream};
 use gpumem_heap::sync::Lifetime;
 use gpumem_sys::fork;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -222,7 +225,7 @@ impl Hub {
         match (self.poison.get(), self.setup.device.primary().lost()) {
             (None, None) => Ok(()),
             (Some(poison), _) => Err(poison.clone()),
-            (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),
+            (None, Some(cause)) => Err(PoolError::Device(DeviceError::DeviceLost(cause))),
         }
     }
 
@@ -232,7 +235,7 @@ impl Hub {
         if self.sleep_state.is_awake() {
             Ok(())
         } else {
-            Err(PoolError::Asleep { pool: self.name().as_str().into() })
+            Err(PoolError::Device(DeviceError::Asleep { pool: self.name().as_str().into() }))
         }
     }
 
@@ -242,7 +245,7 @@ impl Hub {
         if *stream.device() == self.setup.device {
             Ok(())
         } else {
-            Err(self.setup.device.mismatch(stream.device()))
+            Err(self.setup.device.mismatch(stream.device()).into())
         }
     }
 
@@ -260,7 +263,7 @@ impl Hub {
     /// Records that the device was reset, if an error may come from that: later requests do not take the fast path.
     pub(crate) fn noting<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
         result.inspect_err(|error| {
-            if matches!(error, PoolError::DeviceLost(cause) if cause.code() == RESET) {
+            if matches!(error, PoolError::Device(DeviceError::DeviceLost(cause)) if cause.code() == RESET) {
                 self.setup.device.find_reset();
             }
         })

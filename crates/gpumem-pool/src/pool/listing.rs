@@ -2,10 +2,11 @@
 
 use crate::backend::{Backend, Source};
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
-use crate::device::{Device, PeerDevice};
 use crate::error::{PoolError, PoolUsage};
 use crate::limits::{LimitNode, Limits};
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::Device;
+use gpumem_device::internal::PeerDevice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The entry of a pool in the list of its device, which holds a weak reference to it.
@@ -88,6 +89,11 @@ pub(super) struct Listings(Mutex<Vec<Weak<Listing>>>);
 impl Listings {
     pub(super) fn on(device: &Device) -> Arc<Self> {
         device.extension(Self::default)
+    }
+
+    /// The name and the figures of each pool.
+    pub(super) fn usage(&self) -> Vec<PoolUsage> {
+        self.live().iter().map(|pool| pool.usage()).collect()
     }
 
     /// Lists a pool until it is dropped.

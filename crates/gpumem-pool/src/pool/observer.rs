@@ -1,10 +1,10 @@
 //! [`Observer`]: the program's callback for refusals. [`Witness`]: records refusals, or writes a file about them.
 
-use crate::device::catch_panic::ReentrancyGuard;
 use crate::error::PoolError;
 use crate::pool::PoolId;
 use core::cell::Cell;
 use core::fmt;
+use gpumem_device::internal::ReentrancyGuard;
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -4,8 +4,7 @@
 //! long as the vector, even if pool or stream are dropped first.
 
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
-use crate::device::Stream;
-use crate::error::{PoolError, Unsupported, not_forked};
+use crate::error::{PoolError, Unsupported};
 use crate::pool::alignment::check_alignment;
 use crate::pool::request::Origin;
 use crate::pool::{Block, Pool};
@@ -13,6 +12,8 @@ use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
 use core::fmt;
 use core::ptr::{self, NonNull};
+use gpumem_device::Stream;
+use gpumem_device::internal::not_forked;
 use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
 use std::collections::HashMap;
@@ -66,7 +67,7 @@ impl PinnedAllocator {
     /// # Errors
     ///
     /// - [`PoolError::Unsupported`] unless the pool has pinned memory ([`MemoryKind::Host`]).
-    /// - [`PoolError::WrongDevice`] for another device's stream.
+    /// - [`DeviceError::WrongDevice`](crate::DeviceError::WrongDevice) for another device's stream.
     pub fn new(pool: &Pool, stream: &Stream) -> Result<Self, PoolError> {
         if pool.kind() != MemoryKind::Host {
             let what = "hold vectors of the host";
@@ -77,7 +78,7 @@ impl PinnedAllocator {
             }));
         }
         if stream.device() != pool.device() {
-            return Err(pool.device().mismatch(stream.device()));
+            return Err(pool.device().mismatch(stream.device()).into());
         }
         let (pool, stream) = (pool.clone(), stream.clone());
         Ok(Self(Arc::new(PinnedInner { pool, stream, blocks: Mutex::default() })))
@@ -88,7 +89,7 @@ impl PinnedAllocator {
     /// # Errors
     ///
     /// - [`PoolError::TooLarge`] if the elements exceed the address space.
-    /// - [`PoolError::Capture`] if the stream captures.
+    /// - [`DeviceError::Capture`](crate::DeviceError::Capture) if the stream captures.
     /// - All errors of [`Pool::alloc_aligned`], such as [`PoolError::OutOfMemory`] and [`PoolError::LimitReached`].
     pub fn vec_with_capacity<T>(&self, capacity: usize) -> Result<PinnedVec<T>, PoolError> {
         let Ok(layout) = Layout::array::<T>(capacity) else {

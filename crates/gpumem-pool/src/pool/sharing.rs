@@ -9,10 +9,13 @@ mod socket;
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use socket::SocketError;
 
-use crate::device::{Device, KeptMemory, Patience, Work};
-use crate::error::{BadArgument, PoolError, not_forked};
+use crate::error::{BadArgument, PoolError};
 use core::ffi::c_void;
 use core::fmt;
+use gpumem_device::Device;
+use gpumem_device::DeviceError;
+use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{KeptMemory, Patience, Work};
 use gpumem_sys::types::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemGenericAllocationHandle,
     CUmemLocation, CUmemLocationType,
@@ -85,9 +88,9 @@ impl ExportedHandle {
 /// A block of another process (or of this one), mapped for a device of this process while this value lives.
 ///
 /// Its drop waits for the device, even during a capture, and then unmaps the memory. If only ending this thread's capture lets the wait
-/// succeed, the drop ends it, and the end of the capture returns [`PoolError::Capture`]. If the wait stays impossible for two
+/// succeed, the drop ends it, and the end of the capture returns [`DeviceError::Capture`]. If the wait stays impossible for two
 /// seconds, because another thread captures or because the driver refuses, the memory stays mapped, and the next [`Device::synchronize`],
-/// registration or import reports [`PoolError::Kept`].
+/// registration or import reports [`DeviceError::Kept`].
 ///
 /// The memory exists as long as any process has it mapped or has its descriptor open. If one process ends, even by a signal, the others
 /// keep the memory. They get no notification: work that the process had queued may or may not be complete.
@@ -113,8 +116,8 @@ impl ImportedBlock {
     ///
     /// - [`PoolError::BadArgument`] if the block does not fit into its handles, or if the sizes of the handles, or the offset and the size of
     ///   the block, add up to more than an address can be.
-    /// - [`PoolError::Kept`] for an earlier drop.
-    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
+    /// - [`DeviceError::Kept`] for an earlier drop.
+    /// - [`DeviceError::DeviceLost`] or [`DeviceError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
         not_forked()?;
         device.take_kept()?;
@@ -277,7 +280,7 @@ impl Drop for ImportedBlock {
         // In a host function this is not an error.
         if !cause.is_not_permitted() {
             let what = "an imported block";
-            self.device.report_kept(PoolError::Kept { what, address: base, size_bytes, cause });
+            self.device.report_kept(DeviceError::Kept { what, address: base, size_bytes, cause });
         }
     }
 }

@@ -5,7 +5,7 @@
 //! 1. Its state changes, so that requests fail on the slow path, and the key of the thread caches is removed, so that every request and
 //!    every free takes that path. The fast path needs no extra check.
 //! 2. Its addresses are added to the sleeping memory of the device, which every safe operation checks before it queues work
-//!    ([`Sleepers`](crate::device::sleepers::Sleepers)), and calls that checked it earlier end.
+//!    (`Sleepers`), and calls that checked it earlier end.
 //! 3. The host waits for the device, and for other devices with access to the memory.
 //! 4. The backend saves the contents and releases the memory (`backend/caching/caching_pool/sleep.rs`).
 //!
@@ -13,9 +13,9 @@
 
 use crate::backend::{CachingPool, Keep};
 use crate::config::PoolName;
-use crate::device::Device;
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use gpumem_device::Device;
 
 /// The state of a pool that may sleep.
 #[derive(Debug, Default)]

@@ -3,9 +3,7 @@
 
 use crate::backend::{self, Allocation, FreeRequest, Source};
 use crate::config::{ALIGNMENT_MIN, PeerOption};
-use crate::device::catch_panic::catch_panic;
-use crate::device::{Clocks, Device, GRAPH_BIT, Part, PeerDevice, Stream, StreamId, StreamIndex};
-use crate::error::{PoolError, Unsupported, is_sticky};
+use crate::error::{PoolError, Unsupported};
 use crate::pool::adaptors::{Adaptor, BackingAllocation, Stack};
 use crate::pool::block::Block;
 use crate::pool::graph_memory::GraphMemory;
@@ -15,6 +13,11 @@ use crate::pool::request::report::{self, Origin};
 use crate::pool::{events, frames};
 use core::ops::Deref;
 use core::ptr::NonNull;
+use gpumem_device::DeviceError;
+use gpumem_device::internal::catch_panic;
+use gpumem_device::internal::is_sticky;
+use gpumem_device::internal::{Clocks, GRAPH_BIT, Part, PeerDevice, StreamIndex};
+use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -215,7 +218,7 @@ impl StateRef {
         let outcome = self.backend().free(freed);
         if let Err(cause) = outcome.result {
             let poison = match is_sticky(cause.code()) {
-                true => PoolError::DeviceLost(cause),
+                true => PoolError::Device(DeviceError::DeviceLost(cause)),
                 false => PoolError::Poisoned {
                     pool: self.name().as_str().into(),
                     address: freed.allocation.address,

@@ -1,6 +1,6 @@
 //! Placement of unified memory, for [`Block::prefetch`](crate::Block::prefetch) and [`Block::advise`](crate::Block::advise).
 
-use crate::device::Device;
+use gpumem_device::Device;
 use gpumem_sys::types::{CUdevice, CUmem_advise, CUresult};
 
 /// A location of unified memory pages.

@@ -1,9 +1,10 @@
 //! [`Status`]: a pool's counters at one moment.
 
-use crate::config::{BackendKind, Bytes, MemoryKind, PoolId};
+use crate::config::{BackendKind, MemoryKind, PoolId};
 use crate::error::PoolUsage;
 use crate::figures::{PoolCounters, StepCounters, figures};
 use core::fmt;
+use gpumem_device::Bytes;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::text::{Shown, columns};
 

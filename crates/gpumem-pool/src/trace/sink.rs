@@ -3,9 +3,10 @@
 use super::book::{Book, Entry};
 use super::event::{Kind, Raw};
 use super::rings::Rings;
-use crate::device::{OrderEvent, OrderObserver, StreamId};
 use crate::error::PoolError;
 use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request, Witness};
+use gpumem_device::StreamId;
+use gpumem_device::internal::{OrderEvent, OrderObserver};
 use std::sync::Arc;
 
 pub(super) trait Sink: Send + Sync {

@@ -4,7 +4,8 @@ use crate::fixture::{built_backends, small, stand_in};
 use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{
-    BackendKind, Block, Device, MemoryAdvice, MemoryKind, Pool, PoolBuilder, PoolError, Stream, Unsupported,
+    BackendKind, Block, Device, DeviceError, MemoryAdvice, MemoryKind, Pool, PoolBuilder, PoolError, Stream,
+    Unsupported,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,7 +51,9 @@ fn advice_on_memory_of_driver_pools_is_refused_with_the_supporting_backends() {
             let is_as_said = match (backend, code) {
                 (BackendKind::Native, _) => says_who(advised),
                 (_, CUresult::CUDA_SUCCESS) => advised.is_ok(),
-                _ => matches!(advised, Err(PoolError::Driver(error)) if error.code() == code),
+                _ => {
+                    matches!(advised, Err(PoolError::Device(DeviceError::Driver(error))) if error.code() == code)
+                }
             };
             assert!(is_as_said, "{backend}, {code:?}");
             if code != CUresult::CUDA_SUCCESS {

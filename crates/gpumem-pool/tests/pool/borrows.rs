@@ -8,7 +8,9 @@ use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMo
 use gpumem_pool::sys::{Driver, Table};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::{BackendKind, ExportedBlock, ImportedBlock, Pool};
-use gpumem_pool::{Capture, CaptureError, CaptureMode, Device, HostMemory, MemoryRange, PoolError, Stream};
+use gpumem_pool::{
+    Capture, CaptureError, CaptureMode, Device, DeviceError, HostMemory, MemoryRange, PoolError, Stream,
+};
 use gpumem_sim::{Effect, Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -227,7 +229,10 @@ fn the_end_waits_under_a_capture_of_this_thread() {
             match capture.unwrap().end() {
                 Ok(_graph) => assert!(!whose.needs_device(), "{context}"),
                 Err(error) => {
-                    assert!(matches!(error, PoolError::Capture(CaptureError::Broken)), "{context}: {error}");
+                    assert!(
+                        matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::Broken))),
+                        "{context}: {error}"
+                    );
                     assert!(whose.needs_device(), "{context}");
                 }
             }
@@ -418,13 +423,13 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         let (address, used) = (memory.address(), Whose::Foreign.fill(&rig, memory.address(), captured));
         // The error returns the buffer.
         let error = memory.into_inner().unwrap_err();
-        assert!(matches!(error.error(), PoolError::Driver(_)), "{error}");
+        assert!(matches!(error.error(), DeviceError::Driver(_)), "{error}");
         drop(error.into_value());
         assert!(lock(&SEEN).is_empty());
         end.send(()).unwrap();
         other.join().unwrap().unwrap();
         let kept = rig.device.synchronize().unwrap_err();
-        let PoolError::Kept { address: kept_address, size_bytes, .. } = kept else { panic!("{kept}") };
+        let DeviceError::Kept { address: kept_address, size_bytes, .. } = kept else { panic!("{kept}") };
         assert_eq!((kept_address, size_bytes), (address, LEN as u64));
         assert!(kept.to_string().contains("captures of other threads"), "{kept}");
         // The buffer is returned at the first wait that covers its work, also one for another device.
@@ -497,7 +502,7 @@ fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
     drop(memory);
     assert!(lock(&SEEN).is_empty());
     let refused = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap_err();
-    assert!(matches!(refused.error(), PoolError::Kept { .. }), "{refused}");
+    assert!(matches!(refused.error(), DeviceError::Kept { .. }), "{refused}");
     assert_eq!(refused.into_value().len(), LEN);
     // Empty memory needs no wait: nothing is kept or reported.
     for _ in 0..2 {
@@ -519,17 +524,17 @@ fn a_lost_device_ends_every_borrow() {
         match form {
             Form::Scope => {
                 let ended = rig.device.with_host_memory(&mut [1_u8; LEN], |memory| lose(memory.address()));
-                assert!(matches!(ended, Err(PoolError::DeviceLost(_))), "{ended:?}");
+                assert!(matches!(ended, Err(DeviceError::DeviceLost(_))), "{ended:?}");
             }
             Form::Owner => {
                 let memory = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
                 lose(memory.address());
                 let lost = memory.into_inner().unwrap_err();
-                assert!(matches!(lost.error(), PoolError::DeviceLost(_)), "{lost}");
+                assert!(matches!(lost.error(), DeviceError::DeviceLost(_)), "{lost}");
                 assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
                 // What devices only read is whole.
                 let memory = HostMemory::register_read_only(&rig.device, vec![1_u8; LEN]).unwrap_err();
-                assert!(matches!(memory.error(), PoolError::DeviceLost(_)), "{memory}");
+                assert!(matches!(memory.error(), DeviceError::DeviceLost(_)), "{memory}");
             }
         }
     }
@@ -545,7 +550,7 @@ fn the_loss_of_another_device_is_an_error_of_each_borrow() {
         // SAFETY: the text has as many bytes, and outlives the call.
         unsafe { rig.driver.cuDeviceGetPCIBusId(text.as_mut_ptr(), 64, 0).unwrap() };
     };
-    let is_lost = |error: &PoolError| matches!(error, PoolError::DeviceLost(_));
+    let is_lost = |error: &DeviceError| matches!(error, DeviceError::DeviceLost(_));
     let register = || HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
     let read_only = HostMemory::register_read_only(&rig.device, vec![1_u8; LEN]).unwrap();
     let owned = register();
@@ -659,7 +664,10 @@ fn an_import_that_fails_half_way_leaves_nothing() {
         .unwrap();
     let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
     let refused = ImportedBlock::new(&rig.device, block.export().unwrap()).map(drop);
-    assert!(matches!(refused, Err(PoolError::Driver(_) | PoolError::OutOfMemory(_))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(PoolError::Device(DeviceError::Driver(_)) | PoolError::OutOfMemory(_))),
+        "{refused:?}"
+    );
     drop(ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap());
     rig.assert_clean();
 }
@@ -680,7 +688,9 @@ fn an_imported_block_that_can_not_be_unmapped_is_reported() {
         drop(ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap());
         let imported = ImportedBlock::new(&rig.device, block.export().unwrap());
         match imported {
-            Err(PoolError::Kept { what, .. }) => assert!(is_kept && what == "an imported block"),
+            Err(PoolError::Device(DeviceError::Kept { what, .. })) => {
+                assert!(is_kept && what == "an imported block")
+            }
             other => assert!(other.is_ok() && !is_kept, "{other:?}"),
         }
     }
@@ -707,7 +717,7 @@ fn an_imported_block_that_was_reported_is_unmapped_later() {
     unmap::FAIL_WITH.store(0, Ordering::SeqCst);
     assert_eq!(reservation_count(), before_count + 1);
     let kept = device.synchronize().unwrap_err();
-    assert!(matches!(kept, PoolError::Kept { what: "an imported block", .. }), "{kept}");
+    assert!(matches!(kept, DeviceError::Kept { what: "an imported block", .. }), "{kept}");
     device.synchronize().unwrap();
     assert_eq!(reservation_count(), before_count);
 }
@@ -748,8 +758,8 @@ fn a_device_lost_in_a_borrow_of_host_memory_is_an_error() {
         let _bound = device.bind().unwrap();
         // SAFETY: the memory is as large, and the call waits for the stream.
         unsafe { device.driver().cuMemsetD8Async(memory.address(), 7, 8, stream.raw()).unwrap() };
-        assert!(matches!(device.memory_info(), Err(PoolError::DeviceLost(_))));
+        assert!(matches!(device.memory_info(), Err(DeviceError::DeviceLost(_))));
     });
-    assert!(matches!(lost, Err(PoolError::DeviceLost(_))), "{lost:?}");
+    assert!(matches!(lost, Err(DeviceError::DeviceLost(_))), "{lost:?}");
     assert_eq!(bytes, [1; 8]);
 }

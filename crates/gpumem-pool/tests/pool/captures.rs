@@ -4,7 +4,9 @@ use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_device_memory, on_each_backend_with, small};
 use core::ops::Range;
 use gpumem_pool::sys::{CUresult, Driver, Table};
-use gpumem_pool::{BackendKind, CaptureError, Capture, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{
+    BackendKind, Capture, CaptureError, CaptureMode, Device, DeviceError, Event, Pool, PoolError, Stream,
+};
 use gpumem_sim::{Effect, Rule, Sim, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -109,7 +111,7 @@ fn another_device_is_part_of_a_capture() {
             assert!(matches!(refused, Err(PoolError::LimitReached(_))), "{refused:?}");
             assert!(matches!(
                 there.synchronize(),
-                Err(PoolError::Capture(CaptureError::NotCapturable { .. }))
+                Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))
             ));
             here.wait_for(&joined).unwrap();
             capture.end().unwrap();
@@ -178,7 +180,7 @@ fn a_stream_that_captures_on_a_lost_device_is_left_to_its_context() {
             let before = calls().count("cuStreamDestroy_v2");
             let _ = device.memory_info();
             if ends {
-                assert!(matches!(capture.end(), Err(PoolError::DeviceLost(_))));
+                assert!(matches!(capture.end(), Err(PoolError::Device(DeviceError::DeviceLost(_)))));
             } else {
                 drop(capture);
             }
@@ -201,7 +203,7 @@ fn a_device_lost_beside_a_capture_is_no_capture() {
             let config = SimConfig::new().rule(Rule::new("*", effect).nth(nth));
             // Before the context exists, there is nothing to lose.
             let result = deferred_waits(&gpumem_sim::driver(config).unwrap(), is_by_event);
-            let is_told = matches!(result, Ok(()) | Err(PoolError::DeviceLost(_)));
+            let is_told = matches!(result, Ok(()) | Err(PoolError::Device(DeviceError::DeviceLost(_))));
             assert!(is_told, "call {nth}, by event {is_by_event}: {result:?}");
         }
     }
@@ -228,5 +230,5 @@ fn deferred_waits(driver: &Driver, is_by_event: bool) -> Result<(), PoolError> {
     let exec = capture.end()?.instantiate()?;
     // SAFETY: the graph has no work of its own.
     unsafe { exec.launch(&captured)? };
-    device.synchronize()
+    device.synchronize().map_err(Into::into)
 }

@@ -2,7 +2,9 @@
 
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::{Fixture, built_backends, on_device_memory, small};
-use gpumem_pool::{BackendKind, Block, Device, Pool, PoolCounters, PoolError, Reclaimable, Registration, Stream};
+use gpumem_pool::{
+    BackendKind, Block, Device, Pool, PoolCounters, PoolError, Reclaimable, Registration, Stream,
+};
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 

@@ -1,7 +1,7 @@
 //! The default pool of a device. One test, because a process has one default pool for each ordinal.
 
 use gpumem_pool::sys::{CUresult, Driver, LoadError};
-use gpumem_pool::{Device, NotFound, Pool, PoolError, Stream};
+use gpumem_pool::{Device, DeviceError, Pool, PoolError, Stream};
 use gpumem_sim::{Effect, Rule, SimConfig};
 
 #[test]
@@ -11,7 +11,7 @@ fn a_device_has_one_default_pool() {
         && let Err(error) = Pool::for_device(7)
     {
         let is_named =
-            matches!(error, PoolError::Load(_) | PoolError::NotFound(NotFound::Device { ordinal: 7, .. }));
+            matches!(error, PoolError::Load(_) | PoolError::Device(DeviceError::NotFound { ordinal: 7, .. }));
         assert!(is_named, "{error:?}");
         assert!(!matches!(error, PoolError::Load(LoadError::SimulatorRequested)));
     }

@@ -1,7 +1,7 @@
 //! Several devices, several simulated machines, and objects of one used with another.
 
 use crate::fixture::{built_backends, on_each_backend, small};
-use gpumem_pool::{Device, Event, NotFound, Pool, PoolError, Stream};
+use gpumem_pool::{Device, DeviceError, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 
 #[test]
@@ -25,7 +25,7 @@ fn a_device_that_is_not_there_is_an_error() {
         for ordinal in [2, u32::MAX] {
             let error = Device::new(&driver, ordinal).unwrap_err();
             assert!(
-                matches!(error, PoolError::NotFound(NotFound::Device { ordinal: o, count: c, .. }) if (o, c) == (ordinal, count))
+                matches!(error, DeviceError::NotFound { ordinal: o, count: c, .. } if (o, c) == (ordinal, count))
             );
             let devices = if count == 0 { "no devices" } else { "2 devices, numbered from 0" };
             assert!(
@@ -69,10 +69,10 @@ fn devices_must_not_be_mixed() {
         let second = Device::new(&fixture.driver, 1).unwrap();
         let stranger = Stream::new(&second).unwrap();
         let error = fixture.pool().alloc(4096, &stranger).unwrap_err();
-        assert!(matches!(error, PoolError::WrongDevice { .. }), "{error:?}");
+        assert!(matches!(error, PoolError::Device(DeviceError::WrongDevice { .. })), "{error:?}");
         assert!(error.to_string().contains("device 1"), "{error}");
         let event = Event::new(&fixture.device).unwrap();
-        assert!(matches!(event.record(&stranger), Err(PoolError::WrongDevice { .. })));
+        assert!(matches!(event.record(&stranger), Err(DeviceError::WrongDevice { .. })));
     });
 }
 
@@ -84,10 +84,14 @@ fn machines_must_not_be_mixed() {
         let stranger = Stream::new(&elsewhere).unwrap();
         assert_ne!(fixture.device, elsewhere);
         let (pool, home) = (fixture.pool(), fixture.stream());
-        let Err(PoolError::WrongDevice { expected, found }) = pool.alloc(4096, &stranger) else { panic!() };
+        let Err(PoolError::Device(DeviceError::WrongDevice { expected, found })) =
+            pool.alloc(4096, &stranger)
+        else {
+            panic!()
+        };
         assert_ne!(expected, found);
         assert!(found.ends_with("of another simulator (no GPU)"), "{found}");
-        assert!(matches!(home.wait_for(&stranger), Err(PoolError::WrongDevice { .. })));
+        assert!(matches!(home.wait_for(&stranger), Err(DeviceError::WrongDevice { .. })));
         let block = pool.alloc(4096, &home).unwrap();
         block.record_use(&stranger);
         drop(block);

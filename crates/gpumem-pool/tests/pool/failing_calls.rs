@@ -5,8 +5,8 @@ use crate::call_counter::{asked_count, calls, count_calls, fail_question};
 use crate::fixture::{built_backends, stride};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, Capture, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
-    PoolBuilder, PoolError, Profile, Stream, Unsupported,
+    BackendKind, Block, Capture, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind,
+    Pool, PoolBuilder, PoolError, Profile, Stream, Unsupported,
 };
 use gpumem_sim::SimConfig;
 use std::fmt;
@@ -98,9 +98,9 @@ const PROGRAM: &[Step] = &[
         state.event = Some(Event::new(&state.device)?);
         Ok(())
     }),
-    ("a record", |state| state.event().record(&state.streams[0])),
-    ("a wait for it", |state| state.streams[1].wait(state.event())),
-    ("a stream waits", |state| state.streams[0].wait_for(&state.streams[1])),
+    ("a record", |state| state.event().record(&state.streams[0]).map_err(Into::into)),
+    ("a wait for it", |state| state.streams[1].wait(state.event()).map_err(Into::into)),
+    ("a stream waits", |state| state.streams[0].wait_for(&state.streams[1]).map_err(Into::into)),
     ("frees", |state| {
         state.blocks.iter().for_each(|block| block.record_use(&state.streams[0]));
         state.blocks.clear();
@@ -123,10 +123,10 @@ const PROGRAM: &[Step] = &[
         state.blocks.clear();
         Ok(())
     }),
-    ("a question", |state| state.streams[0].is_complete().map(drop)),
-    ("a question of an event", |state| state.event().is_complete().map(drop)),
-    ("a wait of the host", |state| state.streams[0].synchronize()),
-    ("a wait for an event", |state| state.event().synchronize()),
+    ("a question", |state| state.streams[0].is_complete().map(drop).map_err(Into::into)),
+    ("a question of an event", |state| state.event().is_complete().map(drop).map_err(Into::into)),
+    ("a wait of the host", |state| state.streams[0].synchronize().map_err(Into::into)),
+    ("a wait for an event", |state| state.event().synchronize().map_err(Into::into)),
     ("a wait for the device", State::finish),
     ("a growable block", |state| match state.pool().growable(32 * MIB, &state.streams[0]) {
         Err(PoolError::Unsupported(

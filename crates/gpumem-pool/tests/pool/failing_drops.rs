@@ -5,8 +5,8 @@ use crate::call_counter::{calls, count_calls, fail_call};
 use crate::fixture::built_backends;
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, Graph, GraphExec, GrowableBlock, HostMemory,
-    MemoryKind, Pool, PoolError, Stream,
+    BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, Graph, GraphExec, GrowableBlock,
+    HostMemory, MemoryKind, Pool, PoolError, Stream,
 };
 use gpumem_sim::{Report, Schedule, Sim, SimConfig};
 

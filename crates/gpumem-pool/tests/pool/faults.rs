@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::sys::{DriverError, Table};
-use gpumem_pool::{BackendKind, Event, PoolError, Stream, Unsupported};
+use gpumem_pool::{BackendKind, DeviceError, Event, PoolError, Stream, Unsupported};
 use gpumem_sim::Kernel;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -83,7 +83,10 @@ fn a_refused_allocation_leaves_no_trace() {
                         "{error:?}"
                     );
                 }
-                _ => assert!(matches!(error, PoolError::Driver(inner) if inner.code() == code), "{error:?}"),
+                _ => assert!(
+                    matches!(error, PoolError::Device(DeviceError::Driver(inner)) if inner.code() == code),
+                    "{error:?}"
+                ),
             }
         }
         set(alloc_fault(fixture), CUresult::CUDA_SUCCESS);
@@ -198,7 +201,7 @@ fn a_repeated_free_that_fails_is_no_error_of_another_request() {
         let errors =
             [pool.trim_to(0).unwrap_err(), pool.reclaim().unwrap_err(), pool.trim_to(0).unwrap_err()];
         for error in errors {
-            let is_of_free = matches!(&error, PoolError::Driver(cause) if cause.code() == CUresult::CUDA_ERROR_INVALID_VALUE);
+            let is_of_free = matches!(&error, PoolError::Device(DeviceError::Driver(cause)) if cause.code() == CUresult::CUDA_ERROR_INVALID_VALUE);
             assert!(is_of_free, "{error}");
         }
         // Also a request for which the pool waits and trims.
@@ -285,12 +288,18 @@ fn a_dead_context_is_a_lost_device() {
             set(alloc_fault(fixture), code);
             // More than the pool caches.
             let error = pool.alloc(8 << 20, &stream).unwrap_err();
-            assert!(matches!(error, PoolError::DeviceLost(inner) if inner.code() == code), "{error:?}");
+            assert!(
+                matches!(error, PoolError::Device(DeviceError::DeviceLost(inner)) if inner.code() == code),
+                "{error:?}"
+            );
         }
         set(alloc_fault(fixture), CUresult::CUDA_SUCCESS);
         set(free_fault(fixture), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         drop(block);
-        assert_eq!(matches!(pool.alloc(1, &stream), Err(PoolError::DeviceLost(_))), frees_by_call(fixture));
+        assert_eq!(
+            matches!(pool.alloc(1, &stream), Err(PoolError::Device(DeviceError::DeviceLost(_)))),
+            frees_by_call(fixture)
+        );
     });
 }
 
@@ -302,12 +311,12 @@ fn faulting_work_is_reported_by_every_entry() {
         let (block, kept) = (pool.alloc(4096, &stream).unwrap(), pool.alloc(4096, &stream).unwrap());
         queue_a_fault(fixture, &stream);
         let error = stream.synchronize().unwrap_err();
-        assert!(matches!(error, PoolError::DeviceLost(_)), "{error:?}");
-        assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
-        assert!(matches!(pool.reclaim(), Err(PoolError::DeviceLost(_))));
-        assert!(matches!(Event::new(&fixture.device), Err(PoolError::DeviceLost(_))));
+        assert!(matches!(error, DeviceError::DeviceLost(_)), "{error:?}");
+        assert!(matches!(pool.alloc(1, &other), Err(PoolError::Device(DeviceError::DeviceLost(_)))));
+        assert!(matches!(pool.reclaim(), Err(PoolError::Device(DeviceError::DeviceLost(_)))));
+        assert!(matches!(Event::new(&fixture.device), Err(DeviceError::DeviceLost(_))));
         drop((block, kept));
-        assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
+        assert!(matches!(pool.alloc(1, &other), Err(PoolError::Device(DeviceError::DeviceLost(_)))));
     });
 }
 
@@ -329,7 +338,7 @@ fn copies_and_fills_report_a_dead_context() {
             pool.alloc_zeroed(4096, &stream).map(drop),
         ];
         for result in refused {
-            assert!(matches!(result, Err(PoolError::DeviceLost(_))), "{result:?}");
+            assert!(matches!(result, Err(PoolError::Device(DeviceError::DeviceLost(_)))), "{result:?}");
         }
         drop((block, source));
     });
@@ -376,7 +385,10 @@ fn a_driver_pool_that_can_not_be_set_up_is_taken_down_again() {
             return;
         }
         set(&pool_attribute::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_VALUE);
-        assert!(matches!(fixture.builder().build(), Err(PoolError::Driver(DriverError::Failed { .. }))));
+        assert!(matches!(
+            fixture.builder().build(),
+            Err(PoolError::Device(DeviceError::Driver(DriverError::Failed { .. })))
+        ));
         set(&pool_attribute::FAIL_WITH, CUresult::CUDA_SUCCESS);
         let counts = [&pool_create::CALLS, &pool_destroy::CALLS].map(|count| count.load(Ordering::SeqCst));
         assert_eq!(counts, [1, 1]);

@@ -2,14 +2,14 @@
 
 use gpumem_pool::sys::types::{CUresult, CUstream};
 use gpumem_pool::sys::{Driver, Table};
-use gpumem_pool::{Block, Completion, Device, Event, PoolError, Stream};
+use gpumem_pool::{Block, Completion, Device, DeviceError, Event, Stream};
 use gpumem_sim::{Effect, Rule, Schedule, SimConfig};
 use pollster::block_on;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-fn poll(future: &mut Completion) -> Poll<Result<(), PoolError>> {
+fn poll(future: &mut Completion) -> Poll<Result<(), DeviceError>> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -43,15 +43,15 @@ fn a_lost_context_resolves_everything_that_is_pending() {
     let unpolled = streams[4].completion();
     futures.push(event.completion());
     let waiting: Vec<_> = futures.into_iter().map(|future| std::thread::spawn(|| block_on(future))).collect();
-    assert!(matches!(device.memory_info(), Err(PoolError::Driver(_) | PoolError::DeviceLost(_))));
+    assert!(matches!(device.memory_info(), Err(DeviceError::Driver(_) | DeviceError::DeviceLost(_))));
     let outcomes: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
     // The simulator may have run some before.
     let lost = outcomes.iter().filter(|outcome| outcome.is_err()).count();
     let is_known =
-        |outcome: &Result<(), PoolError>| matches!(outcome, Ok(()) | Err(PoolError::DeviceLost(_)));
+        |outcome: &Result<(), DeviceError>| matches!(outcome, Ok(()) | Err(DeviceError::DeviceLost(_)));
     assert!(lost > 0 && outcomes.iter().all(is_known), "{outcomes:?}");
-    assert!(matches!(block_on(unpolled), Err(PoolError::DeviceLost(_))));
-    assert!(matches!(block_on(&streams[0]), Err(PoolError::DeviceLost(_))));
+    assert!(matches!(block_on(unpolled), Err(DeviceError::DeviceLost(_))));
+    assert!(matches!(block_on(&streams[0]), Err(DeviceError::DeviceLost(_))));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{GrowableBlock, MemoryKind, Pool, PoolError, Stream, Unsupported};
+use gpumem_pool::{DeviceError, GrowableBlock, MemoryKind, Pool, PoolError, Stream, Unsupported};
 use gpumem_sim::SimConfig;
 use std::sync::atomic::Ordering;
 
@@ -197,7 +197,10 @@ fn a_refused_growth_is_undone() {
         for code in [CUresult::CUDA_ERROR_INVALID_VALUE, CUresult::CUDA_ERROR_OUT_OF_MEMORY] {
             map::FAIL_WITH.store(code.0, Ordering::SeqCst);
             let error = block.grow_to(100 * MIB).unwrap_err();
-            assert!(matches!(error, PoolError::Driver(_) | PoolError::OutOfMemory { .. }), "{error}");
+            assert!(
+                matches!(error, PoolError::Device(DeviceError::Driver(_)) | PoolError::OutOfMemory { .. }),
+                "{error}"
+            );
             map::FAIL_WITH.store(0, Ordering::SeqCst);
             assert_eq!((block.size_bytes(), reserved(&pool)), (4 * MIB, before));
         }

@@ -5,8 +5,8 @@ use crate::fixture::{built_backends, small};
 use gpumem_pool::adaptor::{Adaptor, Change, Failures, Grant, Next, Opening, Release, Request, Tracking};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{
-    BackendKind, Capture, CaptureMode, Device, Event, HostMemory, Keep, MemoryRange, Pool, PoolError, PoolId,
-    Reclaimable, Registration, Stream, StreamError,
+    BackendKind, Capture, CaptureMode, Device, DeviceError, Event, HostMemory, Keep, MemoryRange, Pool,
+    PoolError, PoolId, Reclaimable, Registration, Stream, StreamError,
 };
 use std::error::Error;
 use std::pin::Pin;
@@ -60,13 +60,13 @@ type Outcome = Result<(), PoolError>;
 type Call = (&'static str, fn(&Scene) -> Outcome);
 
 const CALLS: &[Call] = &[
-    ("retire", |scene| scene.foreign.retire()),
-    ("retire an owned stream", |scene| scene.own.retire()),
-    ("wait for a stream", |scene| scene.own.synchronize()),
-    ("wait for a foreign stream", |scene| scene.foreign.synchronize()),
-    ("wait for the device", |scene| scene.device.synchronize()),
-    ("await a stream", |scene| scene.foreign.completion().wait()),
-    ("query a stream", |scene| scene.foreign.is_complete().map(drop)),
+    ("retire", |scene| scene.foreign.retire().map_err(Into::into)),
+    ("retire an owned stream", |scene| scene.own.retire().map_err(Into::into)),
+    ("wait for a stream", |scene| scene.own.synchronize().map_err(Into::into)),
+    ("wait for a foreign stream", |scene| scene.foreign.synchronize().map_err(Into::into)),
+    ("wait for the device", |scene| scene.device.synchronize().map_err(Into::into)),
+    ("await a stream", |scene| scene.foreign.completion().wait().map_err(Into::into)),
+    ("query a stream", |scene| scene.foreign.is_complete().map(drop).map_err(Into::into)),
     ("capture", |scene| Capture::begin(&scene.own, CaptureMode::Relaxed).map(drop)),
     ("capture a foreign stream", |scene| Capture::begin(&scene.foreign, CaptureMode::Relaxed).map(drop)),
     ("launch a graph", |scene| {
@@ -74,13 +74,13 @@ const CALLS: &[Call] = &[
         // SAFETY: the graph is empty.
         unsafe { graph.instantiate()?.launch(&scene.foreign) }
     }),
-    ("make a stream wait", |scene| scene.own.wait_for(&scene.foreign)),
-    ("make a foreign stream wait", |scene| scene.foreign.wait_for(&scene.own)),
+    ("make a stream wait", |scene| scene.own.wait_for(&scene.foreign).map_err(Into::into)),
+    ("make a foreign stream wait", |scene| scene.foreign.wait_for(&scene.own).map_err(Into::into)),
     ("wait for an event", |scene| {
         let event = Event::new(&scene.device)?;
         event.record(&scene.foreign)?;
         scene.own.wait(&event)?;
-        event.synchronize()
+        event.synchronize().map_err(Into::into)
     }),
     ("allocate", |scene| scene.pool.alloc(MIB, &scene.own).map(drop)),
     ("allocate on a foreign stream", |scene| {
@@ -106,7 +106,7 @@ const CALLS: &[Call] = &[
     ("reset the peaks", |scene| scene.pool.reset_peaks()),
     ("list the pools", |scene| {
         drop(Pool::list(&scene.device));
-        scene.device.memory_info().map(drop)
+        scene.device.memory_info().map(drop).map_err(Into::into)
     }),
     ("change a limit", |scene| scene.pool.set_hard_limit(128 * MIB)),
     ("sleep", |scene| {
@@ -116,9 +116,11 @@ const CALLS: &[Call] = &[
         block.record_use(&scene.foreign);
         Ok(())
     }),
-    ("borrow", |scene| scene.own.run_borrowed("a test", MemoryRange::NONE, |_| ())),
-    ("borrow on a foreign stream", |scene| scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| ())),
-    ("lend host memory", |scene| scene.device.with_host_memory(&mut [0_u8; 64], |_| ())),
+    ("borrow", |scene| scene.own.run_borrowed("a test", MemoryRange::NONE, |_| ()).map_err(Into::into)),
+    ("borrow on a foreign stream", |scene| {
+        scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| ()).map_err(Into::into)
+    }),
+    ("lend host memory", |scene| scene.device.with_host_memory(&mut [0_u8; 64], |_| ()).map_err(Into::into)),
     ("register host memory", |scene| {
         drop(HostMemory::register(&scene.device, vec![0_u8; 64]));
         Ok(())
@@ -126,15 +128,15 @@ const CALLS: &[Call] = &[
     ("build a pool", |scene| Pool::builder(&scene.device).backend(scene.backend).build().map(drop)),
     ("divide a pool", |scene| scene.pool.private_named("a part", MIB).map(drop)),
     ("make a pool current", |scene| scene.pool.make_current().map(drop)),
-    ("make a stream", |scene| Stream::new(&scene.device).map(drop)),
+    ("make a stream", |scene| Stream::new(&scene.device).map(drop).map_err(Into::into)),
     ("wrap a stream", |scene| {
         let raw = Scene::make(&scene.device);
         let wrapped = Scene::wrap(&scene.device, raw);
-        wrapped.retire()
+        wrapped.retire().map_err(Into::into)
     }),
     ("use default streams", |scene| {
         Stream::per_thread(&scene.device)?.synchronize()?;
-        Stream::legacy(&scene.device)?.synchronize()
+        Stream::legacy(&scene.device)?.synchronize().map_err(Into::into)
     }),
     ("register a callback", |scene| {
         drop(Registration::new(&scene.device, &Arc::new(Callback(Box::new(|| ())))));
@@ -150,13 +152,13 @@ type Place = (&'static str, fn(&Scene, Inside) -> Outcome);
 
 const PLACES: &[Place] = &[
     ("a closure with a stream", |scene, inside| {
-        scene.own.run_borrowed("a test", MemoryRange::NONE, |_| inside())
+        scene.own.run_borrowed("a test", MemoryRange::NONE, |_| inside()).map_err(Into::into)
     }),
     ("a closure with a foreign stream", |scene, inside| {
-        scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| inside())
+        scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| inside()).map_err(Into::into)
     }),
     ("a closure with host memory", |scene, inside| {
-        scene.device.with_host_memory(&mut [0_u8; 256], |_| inside())
+        scene.device.with_host_memory(&mut [0_u8; 256], |_| inside()).map_err(Into::into)
     }),
     ("a reclaim callback", |scene, inside| {
         let callback = Arc::new(Callback(Box::new(move || inside())));
@@ -204,7 +206,7 @@ const PLACES: &[Place] = &[
         match Pin::new(&mut done).poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(done) => {
                 waker.wake();
-                done
+                done.map_err(Into::into)
             }
             Poll::Pending => {
                 scene.own.synchronize()?;
@@ -415,27 +417,27 @@ fn retire_in_closures() {
     let scene = Scene::new(BackendKind::None);
     let refused =
         scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| scene.foreign.retire()).unwrap();
-    assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
+    assert!(matches!(refused, Err(DeviceError::Stream(StreamError::Borrowed))), "{refused:?}");
     scene.foreign.synchronize().unwrap();
     let nested = || {
         scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| ()).and_then(|()| scene.foreign.retire())
     };
     let refused = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| nested()).unwrap();
-    assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
+    assert!(matches!(refused, Err(DeviceError::Stream(StreamError::Borrowed))), "{refused:?}");
     // A stream of this crate is refused too, though its retirement would change nothing.
     let refused = scene.own.run_borrowed("a test", MemoryRange::NONE, |_| scene.own.retire()).unwrap();
-    assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
+    assert!(matches!(refused, Err(DeviceError::Stream(StreamError::Borrowed))), "{refused:?}");
     scene.own.retire().unwrap();
     scene.own.synchronize().unwrap();
     std::thread::scope(|scope| {
         let elsewhere = scene.foreign.run_borrowed("a test", MemoryRange::NONE, |_| {
             let elsewhere = scope.spawn(|| scene.foreign.retire());
-            while !matches!(scene.foreign.check_usable(), Err(PoolError::Stream(StreamError::Retired))) {
+            while !matches!(scene.foreign.check_usable(), Err(DeviceError::Stream(StreamError::Retired))) {
                 std::thread::yield_now();
             }
             // The other thread waits for this closure.
             let refused = scene.foreign.retire();
-            assert!(matches!(refused, Err(PoolError::Stream(StreamError::Borrowed))), "{refused:?}");
+            assert!(matches!(refused, Err(DeviceError::Stream(StreamError::Borrowed))), "{refused:?}");
             elsewhere
         });
         elsewhere.unwrap().join().unwrap().unwrap();

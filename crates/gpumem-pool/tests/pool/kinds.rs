@@ -5,8 +5,8 @@ use crate::fixture::stand_in;
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::{
-    Advice, BackendKind, Block, Capture, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory, Pool,
-    PoolError, Stream, Unsupported,
+    Advice, BackendKind, Block, Capture, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory,
+    Pool, PoolError, Stream, Unsupported,
 };
 use gpumem_sim::{Schedule, SimConfig};
 

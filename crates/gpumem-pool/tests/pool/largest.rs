@@ -2,7 +2,10 @@
 
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Grant, Guard, Next, Request};
-use gpumem_pool::{BackendKind, BadArgument, Block, CaptureError, Capture, CaptureMode, Pool, PoolError, Unsupported};
+use gpumem_pool::{
+    BackendKind, BadArgument, Block, Capture, CaptureError, CaptureMode, DeviceError, Pool, PoolError,
+    Unsupported,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -153,7 +156,10 @@ fn wrong_ranges_and_captures_are_refused() {
         let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
         let refused = pool.alloc_up_to(1..=2, &stream);
         assert!(
-            matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+            matches!(
+                refused,
+                Err(PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. })))
+            ),
             "{refused:?}"
         );
         capture.end().unwrap();

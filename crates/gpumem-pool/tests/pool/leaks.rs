@@ -94,7 +94,7 @@ fn a_model_that_is_loaded_is_no_leak() {
                 let size_bytes = LAYER_KIB[count as usize % LAYER_KIB.len()] << 10;
                 (0..temporaries).try_for_each(|_| program.use_shortly(2 * size_bytes))?;
                 program.keep(size_bytes)?;
-                if waits { program.stream.synchronize() } else { Ok(()) }
+                if waits { program.stream.synchronize().map_err(Into::into) } else { Ok(()) }
             });
             assert_ne!(report.advice(), Advice::FindTheLeak, "{temporaries} temporaries:\n{report}");
             assert_eq!(report.growth, None, "{report}");

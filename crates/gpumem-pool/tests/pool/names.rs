@@ -35,11 +35,14 @@ fn a_device_lists_its_pools_with_their_names() {
         assert!(usage.reserved_bytes >= 3 * MIB && usage.hard_limit_bytes == Some(16 * MIB));
         assert_eq!((usage.backend, usage.kind), (inner.backend(), inner.kind()));
         // Another `Device` of the GPU lists them too.
-        assert_eq!(Device::new(&fixture.driver, 0).unwrap().pools().len(), 5);
+        assert_eq!(Pool::list(&Device::new(&fixture.driver, 0).unwrap()).len(), 5);
 
         // A block keeps its pool.
         drop((inner, plain));
-        assert_eq!(names(&Pool::list(&fixture.device)), ["training", "training/cache", &*inner_name, &*own_name]);
+        assert_eq!(
+            names(&Pool::list(&fixture.device)),
+            ["training", "training/cache", &*inner_name, &*own_name]
+        );
         drop((block, own, cache, pool));
         assert_eq!(Pool::list(&fixture.device), []);
     });

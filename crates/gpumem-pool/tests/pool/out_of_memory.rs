@@ -2,7 +2,9 @@
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback};
-use gpumem_pool::{Advice, BackendKind, Block, Capture, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream};
+use gpumem_pool::{
+    Advice, BackendKind, Block, Capture, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream,
+};
 use gpumem_sim::SimConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};

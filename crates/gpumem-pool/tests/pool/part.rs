@@ -1,7 +1,7 @@
 //! Parts of a pool, which sleep apart from the rest.
 
 use crate::fixture::{on_each_backend, small};
-use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, Device, DeviceError, Keep, Pool, PoolError, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -49,9 +49,15 @@ fn parts_sleep_apart_and_keep_their_contents() {
     assert_eq!((slept.copied_bytes, slept.kept_bytes), (12 * MIB, 0));
     assert!(slept.released_bytes >= 12 * MIB);
     for block in &mut blocks[..2] {
-        assert!(matches!(block.fill(0..4, 0_u8, &stream), Err(PoolError::Asleep { .. })));
+        assert!(matches!(
+            block.fill(0..4, 0_u8, &stream),
+            Err(PoolError::Device(DeviceError::Asleep { .. }))
+        ));
     }
-    assert!(matches!(pool.part("cache").unwrap().alloc(1, &stream), Err(PoolError::Asleep { .. })));
+    assert!(matches!(
+        pool.part("cache").unwrap().alloc(1, &stream),
+        Err(PoolError::Device(DeviceError::Asleep { .. }))
+    ));
     assert!(!pool.is_asleep() && !pool.part("scratch").unwrap().is_asleep());
     drop(pool.alloc(9 * MIB, &stream).unwrap());
     pool.sleep_parts(["scratch"], Keep::Nothing).unwrap();

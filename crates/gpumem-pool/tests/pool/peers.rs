@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend
 use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{BackendKind, Block, Device, NotFound, PoolError, Stream, Unsupported};
+use gpumem_pool::{BackendKind, Block, Device, DeviceError, PoolError, Stream, Unsupported};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::{Interface, Pool};
 use gpumem_sim::SimConfig;
@@ -142,7 +142,7 @@ fn the_option_opens_a_pool() {
             assert!(blocks.iter().all(|block| may_write(fixture, block, &home, &other)), "{text}");
         }
         assert!(matches!(built("peers:2"), Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))));
-        assert!(matches!(built("peers:[1,3]"), Err(PoolError::NotFound(NotFound::Device { .. }))));
+        assert!(matches!(built("peers:[1,3]"), Err(PoolError::Device(DeviceError::NotFound { .. }))));
         assert!(built("peers:none").is_ok() && built("peers:0").is_ok());
         assert!(fixture.builder().conf("peers:[1,2").is_err());
     });
@@ -216,7 +216,7 @@ fn a_refusal_leaves_the_pool_as_it_was() {
         let other = Stream::new(&peer).unwrap();
         let block = pool.alloc(4096, &home).unwrap();
         set_access::FAIL_WITH.store(CUresult::CUDA_ERROR_INVALID_VALUE.0, Ordering::SeqCst);
-        assert!(matches!(pool.enable_peer_access(&peer), Err(PoolError::Driver(_))));
+        assert!(matches!(pool.enable_peer_access(&peer), Err(PoolError::Device(DeviceError::Driver(_)))));
         set_access::FAIL_WITH.store(0, Ordering::SeqCst);
         assert!(!may_write(fixture, &block, &home, &other));
         let next = pool.alloc(9 << 20, &home).unwrap();

@@ -1,7 +1,7 @@
 //! Points of streams: the work that a wait for a point includes, and its cost.
 
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
-use gpumem_pool::{CaptureError, Capture, CaptureMode, PoolError, Stream, StreamError};
+use gpumem_pool::{Capture, CaptureError, CaptureMode, DeviceError, Stream, StreamError};
 use gpumem_sim::Sim;
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ fn a_wait_outside_captures_does_not_join_one() {
         for point in [writer.point(), writer.latest_point()] {
             let refused = reader.wait_for_point_outside_captures(point);
             assert!(
-                matches!(refused, Err(PoolError::Capture(CaptureError::NotCapturable { .. }))),
+                matches!(refused, Err(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
                 "{refused:?}"
             );
             assert!(!reader.is_capturing().unwrap());
@@ -175,7 +175,7 @@ fn a_stream_of_another_library_is_waited_for_by_name() {
         assert!(fixture.holds(&block, 5, &own));
         legacy.retire().unwrap();
         assert!(!legacy.mark().unwrap());
-        assert!(matches!(legacy.wait_for_point(own.point()), Err(PoolError::Stream(StreamError::Retired))));
+        assert!(matches!(legacy.wait_for_point(own.point()), Err(DeviceError::Stream(StreamError::Retired))));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Driver calls that fail while captures and ends of borrows overlap.
 
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::{Capture, CaptureMode, Device, HostMemory, PoolError, Stream};
+use gpumem_pool::{Capture, CaptureMode, Device, DeviceError, HostMemory, Stream};
 use gpumem_sim::{Rule, SimConfig};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn a_refused_wait_for_the_device_is_not_taken_for_a_capture() {
     let _foreign = unsafe { Stream::from_raw(&device, raw).unwrap() };
     let memory = HostMemory::register(&device, vec![0_u8; 4096]).unwrap();
     let error = memory.into_inner().unwrap_err();
-    let PoolError::Driver(cause) = error.error() else { panic!("{error:?}") };
+    let DeviceError::Driver(cause) = error.error() else { panic!("{error:?}") };
     assert_eq!(cause.code(), CUresult::CUDA_ERROR_OUT_OF_MEMORY, "{cause}");
 }
 

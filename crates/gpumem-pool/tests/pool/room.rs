@@ -2,7 +2,9 @@
 
 use crate::fixture::{Fixture, built_backends, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
-use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Registration, RefusedBy, Stream};
+use gpumem_pool::{
+    BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, RefusedBy, Registration, Stream,
+};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -7,7 +7,9 @@ use crate::fixture::{built_backends, on_each_backend};
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::GrowableBlock;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolError, Reclaimable, Registration, Stream};
+use gpumem_pool::{
+    BackendKind, Device, DeviceError, MemoryKind, Pool, PoolError, Reclaimable, Registration, Stream,
+};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::ffi::c_void;
@@ -273,7 +275,10 @@ fn a_handle_that_was_not_taken_back_is_given_back_later() {
         let blocks = [20, 40, 60].map(|size_mib| pool.alloc(size_mib * MIB, &stream).unwrap());
         drop(blocks);
         let error = pool.reclaim().unwrap_err();
-        assert!(matches!(&error, PoolError::Driver(cause) if cause.code() == BROKEN), "{call}: {error}");
+        assert!(
+            matches!(&error, PoolError::Device(DeviceError::Driver(cause)) if cause.code() == BROKEN),
+            "{call}: {error}"
+        );
         pool.check().unwrap();
         let reserved_bytes = pool.status().unwrap().reserved_bytes;
         assert_eq!(reserved_bytes, 256 * MIB - free_bytes(&device), "{call}: what is not back counts");
@@ -302,7 +307,7 @@ fn a_handle_that_is_never_taken_back_is_reported_each_time() {
     drop(pool.alloc(40 * MIB, &stream).unwrap());
     handle_release::FAIL_WITH.store(BROKEN.0, Ordering::SeqCst);
     for _ in 0..3 {
-        assert!(matches!(pool.reclaim(), Err(PoolError::Driver(_))));
+        assert!(matches!(pool.reclaim(), Err(PoolError::Device(DeviceError::Driver(_)))));
         pool.check().unwrap();
     }
     // At least one handle of 2 MiB is refused.

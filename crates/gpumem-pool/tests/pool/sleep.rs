@@ -6,8 +6,8 @@ use crate::growable::{self, on_caching_with};
 use gpumem_pool::adaptor::{Fallback, Fill, Guard};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, Bytes, CaptureError, Capture, CaptureMode, Device, GrowableBlock, Keep, Limit, MemoryKind,
-    Pool, PoolError, Reclaimable, Registration, Stream, Unsupported,
+    BackendKind, Block, Bytes, Capture, CaptureError, CaptureMode, Device, DeviceError, GrowableBlock, Keep,
+    Limit, MemoryKind, Pool, PoolError, Reclaimable, Registration, Stream, Unsupported,
 };
 use gpumem_sim::{Effect, Rule, Sim};
 use std::fmt::Debug;
@@ -50,12 +50,12 @@ fn twice<T>(mut call: impl FnMut() -> Result<T, PoolError>) -> T {
 }
 
 fn used_bytes(device: &Device) -> u64 {
-    let info = twice(|| device.memory_info());
+    let info = twice(|| device.memory_info().map_err(Into::into));
     info.total_bytes - info.free_bytes
 }
 
 fn is_asleep<T: Debug>(result: Result<T, PoolError>) {
-    assert!(matches!(result, Err(PoolError::Asleep { .. })), "{result:?}");
+    assert!(matches!(result, Err(PoolError::Device(DeviceError::Asleep { .. }))), "{result:?}");
 }
 
 fn caching(driver: &Driver) -> (Device, Pool, Stream) {
@@ -322,7 +322,10 @@ fn a_pool_does_not_sleep_while_others_need_its_memory() {
     let block = block_of(&capturing);
     let capture = Capture::begin(&Stream::new(&device).unwrap(), CaptureMode::Global).unwrap();
     let error = capturing.sleep(Keep::OnHost).unwrap_err();
-    assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
+    assert!(
+        matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
+        "{error}"
+    );
     assert!(!capturing.is_asleep());
     drop(capture.end().unwrap());
     capturing.sleep(Keep::OnHost).unwrap();
@@ -389,7 +392,10 @@ fn a_capture_of_a_peer_keeps_a_pool_awake() {
     pool.enable_peer_access(&peer).unwrap();
     let capture = Capture::begin(&Stream::new(&peer).unwrap(), CaptureMode::Global).unwrap();
     let error = pool.sleep(Keep::OnHost).unwrap_err();
-    assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
+    assert!(
+        matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
+        "{error}"
+    );
     assert!(!pool.is_asleep());
     drop(capture.end().unwrap());
     pool.sleep(Keep::OnHost).unwrap();
@@ -568,7 +574,7 @@ fn a_block_that_woke_in_part_may_be_dropped() {
     pool.sleep(Keep::OnHost).unwrap();
     assert_eq!(used_bytes(&device), 0);
     let error = pool.wake().unwrap_err();
-    assert!(matches!(error, PoolError::Driver(_)), "{error}");
+    assert!(matches!(error, PoolError::Device(DeviceError::Driver(_))), "{error}");
     assert!(pool.is_asleep());
     assert_eq!(used_bytes(&device), 2 * MIB);
     drop(block);

@@ -4,8 +4,8 @@
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::{CUstream, CUstreamCaptureMode};
 use gpumem_pool::{
-    BackendKind, CaptureError, Capture, CaptureMode, Device, Event, MemoryRange, PoolError, RecentStreams, Stream,
-    StreamError,
+    BackendKind, Capture, CaptureError, CaptureMode, Device, DeviceError, Event, MemoryRange, PoolError,
+    RecentStreams, Stream, StreamError,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -56,7 +56,7 @@ fn a_wrapped_handle_is_its_stream() {
         let second = Device::new(&fixture.driver, 1).unwrap();
         // SAFETY: the stream is alive; the test checks that a stream of another device is refused.
         let elsewhere = unsafe { Stream::from_raw(&second, raw) };
-        assert!(matches!(elsewhere, Err(PoolError::WrongDevice { .. })));
+        assert!(matches!(elsewhere, Err(DeviceError::WrongDevice { .. })));
         drop(elsewhere);
         foreign.retire().unwrap();
         destroy(fixture, raw);
@@ -72,7 +72,10 @@ fn two_threads_that_retire_a_stream_both_wait_for_its_calls() {
         let retire = || {
             let retired = foreign.retire();
             assert!(is_over.load(Ordering::SeqCst), "retired during a call");
-            assert!(matches!(retired, Ok(()) | Err(PoolError::Stream(StreamError::Retired))), "{retired:?}");
+            assert!(
+                matches!(retired, Ok(()) | Err(DeviceError::Stream(StreamError::Retired))),
+                "{retired:?}"
+            );
         };
         std::thread::scope(|scope| {
             let begun = foreign.queue_work(MemoryRange::NONE, |_| {
@@ -97,19 +100,22 @@ fn nothing_names_a_stream_after_it_was_retired() {
         own.synchronize().unwrap();
         destroy(fixture, raw);
         for refused in [
-            foreign.retire(),
-            foreign.synchronize(),
-            foreign.is_complete().map(drop),
-            foreign.wait(&event),
-            foreign.wait_for(&own),
-            own.wait_for(&foreign),
-            event.record(&foreign),
+            foreign.retire().map_err(Into::into),
+            foreign.synchronize().map_err(Into::into),
+            foreign.is_complete().map(drop).map_err(Into::into),
+            foreign.wait(&event).map_err(Into::into),
+            foreign.wait_for(&own).map_err(Into::into),
+            own.wait_for(&foreign).map_err(Into::into),
+            event.record(&foreign).map_err(Into::into),
             pool.alloc(1, &foreign).map(drop),
             pool.alloc(0, &foreign).map(drop),
             Capture::begin(&foreign, CaptureMode::Global).map(drop),
-            foreign.is_capturing().map(drop),
+            foreign.is_capturing().map(drop).map_err(Into::into),
         ] {
-            assert!(matches!(refused, Err(PoolError::Stream(StreamError::Retired))), "{refused:?}");
+            assert!(
+                matches!(refused, Err(PoolError::Device(DeviceError::Stream(StreamError::Retired)))),
+                "{refused:?}"
+            );
         }
     });
 }
@@ -126,14 +132,17 @@ fn a_threads_own_stream_stays_on_its_thread() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_ne!(Stream::per_thread(&fixture.device).unwrap().id(), own.id());
-                assert!(matches!(own.synchronize(), Err(PoolError::Stream(StreamError::WrongThread))));
-                assert!(matches!(pool.alloc(1, &own), Err(PoolError::Stream(StreamError::WrongThread))));
+                assert!(matches!(own.synchronize(), Err(DeviceError::Stream(StreamError::WrongThread))));
+                assert!(matches!(
+                    pool.alloc(1, &own),
+                    Err(PoolError::Device(DeviceError::Stream(StreamError::WrongThread)))
+                ));
                 // The thread gets none of the memory that it frees there.
                 drop((block, blocks));
                 for size_bytes in sizes {
                     assert!(matches!(
                         pool.alloc(size_bytes, &own),
-                        Err(PoolError::Stream(StreamError::WrongThread))
+                        Err(PoolError::Device(DeviceError::Stream(StreamError::WrongThread)))
                     ));
                 }
             });
@@ -280,7 +289,7 @@ fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
 
 fn wrap_again(fixture: &Fixture, recent: &RecentStreams, raw: CUstream) -> Result<Stream, PoolError> {
     // SAFETY: each test keeps the stream alive during the call.
-    unsafe { recent.wrap(&fixture.device, raw) }
+    unsafe { recent.wrap(&fixture.device, raw).map_err(Into::into) }
 }
 
 /// A call that has only the handle asks the driver whether it still means the stream, and nothing more.
@@ -334,7 +343,10 @@ fn a_kept_stream_is_not_taken_for_another_with_its_handle() {
                 .cuStreamBeginCapture_v2(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)
                 .unwrap();
             let refused = wrap_again(fixture, &recent, raw);
-            assert!(matches!(refused, Err(PoolError::Capture(CaptureError::Unannounced))), "{refused:?}");
+            assert!(
+                matches!(refused, Err(PoolError::Device(DeviceError::Capture(CaptureError::Unannounced)))),
+                "{refused:?}"
+            );
             fixture.driver.cuStreamEndCapture(raw, &mut graph).unwrap();
             fixture.driver.cuGraphDestroy(graph).unwrap();
         }

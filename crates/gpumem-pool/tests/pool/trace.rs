@@ -4,7 +4,8 @@ use crate::fixture::{built_backends, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Fallback, Grant, Next, Request};
 use gpumem_pool::trace::{Recording, Trace, What};
 use gpumem_pool::{
-    Block, Capture, CaptureMode, Device, Event, MemoryKind, Pool, PoolError, Reclaimable, Registration, RefusedBy, Stream,
+    Block, Capture, CaptureMode, Device, Event, MemoryKind, Pool, PoolError, Reclaimable, RefusedBy,
+    Registration, Stream,
 };
 use gpumem_sim::SimConfig;
 use std::path::{Path, PathBuf};

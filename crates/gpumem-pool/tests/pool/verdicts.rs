@@ -6,8 +6,8 @@ use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback, Fill, Guard, Tracking};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
-    BackendKind, Block, Capture, CaptureMode, Device, Event, HostMemory, Keep, MemoryKind, Pool, PoolBuilder,
-    PoolError, Stream,
+    BackendKind, Block, Capture, CaptureMode, Device, DeviceError, Event, HostMemory, Keep, MemoryKind, Pool,
+    PoolBuilder, PoolError, Stream,
 };
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::collections::BTreeSet;
@@ -72,9 +72,9 @@ fn a_code_of_a_shortage_climbs_the_ladder_and_others_end_the_request() {
             for result in [once, always] {
                 match result {
                     Err(
-                        error @ (PoolError::Driver(cause)
-                        | PoolError::DeviceLost(cause)
-                        | PoolError::HostFunction(cause)),
+                        error @ (PoolError::Device(DeviceError::Driver(cause))
+                        | PoolError::Device(DeviceError::DeviceLost(cause))
+                        | PoolError::Device(DeviceError::HostFunction(cause))),
                     ) => {
                         assert!(cause.code() == code && !error.is_out_of_memory(), "{text}");
                     }
@@ -253,7 +253,7 @@ const WAYS: &[Way] = &[
     }),
     ("with_host_memory", Meets::Error, |fixture, device| {
         let device = (fixture.kind == MemoryKind::Host).then(|| device.clone())?;
-        Some(Box::new(move || device.with_host_memory(&mut [0_u8; 4096], |_| ())))
+        Some(Box::new(move || device.with_host_memory(&mut [0_u8; 4096], |_| ()).map_err(Into::into)))
     }),
 ];
 
@@ -268,7 +268,8 @@ fn of_pool<T: 'static>(
 
 /// The functions of the row of shortages in the table of verdicts.
 fn calls_for_memory() -> Vec<&'static str> {
-    let (_, rows) = include_str!("../../src/error/verdict.rs").split_once("const ROWS").unwrap();
+    let (_, rows) =
+        include_str!("../../../gpumem-device/src/error/verdict.rs").split_once("const ROWS").unwrap();
     let row = rows.split("codes:").next().unwrap();
     let calls: Vec<_> = row.split('"').skip(1).step_by(2).collect();
     assert!(calls.len() > 5 && calls.iter().all(|call| call.starts_with("cu")), "{calls:?}");
@@ -340,7 +341,7 @@ fn check(climbs: bool, code: CUresult, outcomes: [Result<(), PoolError>; 2], way
         return assert_eq!(error.to_string().contains(code.name().unwrap()), is_other, "{text}");
     }
     for error in [once.expect_err(&text), error] {
-        let PoolError::Driver(cause) = error else { panic!("{text}") };
+        let PoolError::Device(DeviceError::Driver(cause)) = error else { panic!("{text}") };
         assert_eq!(cause.code(), code, "{text}");
     }
 }
@@ -364,9 +365,13 @@ fn a_device_that_cannot_map_and_write_gets_plain_segments() {
         let device = device(call, code, |rule| rule);
         let built = Pool::new(&device);
         let Ok(pool) = built else {
-            let (Err(PoolError::DeviceLost(cause)) | Err(PoolError::Driver(cause))) = built else { panic!() };
+            let (Err(PoolError::Device(DeviceError::DeviceLost(cause)))
+            | Err(PoolError::Device(DeviceError::Driver(cause)))) = built
+            else {
+                panic!()
+            };
             let code = cause.code();
-            let is_sticky = matches!(built, Err(PoolError::DeviceLost(_)));
+            let is_sticky = matches!(built, Err(PoolError::Device(DeviceError::DeviceLost(_))));
             assert!(LOST.contains(&code) || is_sticky, "{call}, {code}");
             continue;
         };

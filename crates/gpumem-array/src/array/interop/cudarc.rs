@@ -63,7 +63,7 @@ use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_pool::sys::types::{CUstreamCaptureStatus, cudaError_enum};
 use gpumem_pool::sys::{Driver, DriverError, fork};
-use gpumem_pool::{Device, MemoryKind, MemoryRange, PoolError, Stream, StreamError};
+use gpumem_pool::{Device, DeviceError, MemoryKind, MemoryRange, Stream, StreamError};
 use ndarray::{Dimension, Ix1};
 use std::sync::Arc;
 
@@ -507,7 +507,7 @@ fn wait_for_uses<T>(home: &SharedStream, slice: &mut CudaSlice<T>) -> Result<(),
     // A context without streams records nothing, not even uses on streams that it had and on a thread's default stream.
     let is_unrecorded = context.is_event_tracking() && !context.is_in_multi_stream_mode();
     // Nothing else waits for work that cudarc has queued on a stream since it was retired.
-    let is_retired = matches!(home.ours.is_capturing(), Err(PoolError::Stream(StreamError::Retired)));
+    let is_retired = matches!(home.ours.is_capturing(), Err(DeviceError::Stream(StreamError::Retired)));
     if waits.is_err() || is_unrecorded || is_retired {
         device.synchronize_for_drop()?;
     }

@@ -4,10 +4,10 @@
 //! slabs and free them once all copies are complete.
 
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, Release};
-use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Handle, HowFar, Order, Stamp, StreamId, WeakDevice};
 use crate::error::PoolError;
 use core::ffi::c_void;
+use gpumem_device::internal::{Clocks, Handle, HowFar, Order, Stamp, WeakDevice};
+use gpumem_device::{Device, StreamId};
 use gpumem_sys::Driver;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -138,7 +138,7 @@ impl Slab {
 }
 
 impl Slab {
-    /// See [`Maintenance::defer_release`](crate::device::Maintenance::defer_release).
+    /// See `Maintenance::defer_release`.
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
         let is_complete = |filling: &mut Filling| clocks.is_complete(filling.stamp);
         let done = self.filling.extract_if(.., is_complete).map(|filling| filling.slot);
@@ -158,7 +158,7 @@ impl Drop for Slots {
             if let Some(device) = slab.device.upgrade() {
                 let release =
                     move |driver: &Driver, clocks: &Clocks, how| slab.give_back(driver, clocks, how);
-                device.maintenance().defer_release(MemoryKind::Host, true, release);
+                device.maintenance().defer_release(true, true, release);
             }
         }
     }

@@ -42,8 +42,7 @@ use super::{of_class, of_heap};
 use crate::backend::allocation::Allocation;
 use crate::backend::figures::Counts;
 use crate::backend::source::BackendSetup;
-use crate::config::{MemoryKind, Tuning};
-use crate::device::{Clocks, Device, HowFar, Idle, Order, Stamp, Stream, StreamId};
+use crate::config::Tuning;
 use crate::error::{GrowthLog, PoolError};
 use crate::figures::ActivityCounters;
 use crate::limits::{Limits, Trimmables};
@@ -52,6 +51,8 @@ use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
 use contents::Contents;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::internal::{Clocks, HowFar, Idle, Order, Stamp};
+use gpumem_device::{Device, Stream, StreamId};
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
 use gpumem_heap::cache::OwnerGuard;
@@ -60,6 +61,7 @@ use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, SizeStep};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::Mutex;
 use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
+use gpumem_sys::fork;
 use gpumem_sys::{Driver, DriverError};
 pub(super) use guarded::Core;
 use orphaned_heap::OrphanedHeap;
@@ -132,6 +134,7 @@ impl CachingPool {
         if limits.soft_bytes().is_some() || pool.idle.is_asked_for() {
             pool.register_for_waits();
         }
+        forget_caches_in_children();
         Trimmables::on(device).add(pool.own.clone());
         limits.node().add_trimmable(pool.own.clone());
         Ok(pool)
@@ -310,8 +313,14 @@ impl Drop for CachingPool {
                 self.device.is_idle().unwrap_or(false) && release(driver, clocks, HowFar::Known)
             });
             if !is_gone {
-                self.device.maintenance().defer_release(MemoryKind::Host, true, release);
+                self.device.maintenance().defer_release(true, true, release);
             }
         }
     }
+}
+
+/// From here on, forked children use no cache of their parent's thread.
+fn forget_caches_in_children() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| fork::run_in_children(cache::forget_found));
 }

@@ -5,9 +5,9 @@
 //! complete. That is checked whenever an extent changes and whenever the pool releases memory.
 
 use super::vmm::Vmm;
-use crate::device::{Order, Stamp, StreamIndex};
 use crate::error::Refusal;
 use core::ops::Range;
+use gpumem_device::internal::{Order, Stamp, StreamIndex};
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::DriverError;

@@ -2,8 +2,8 @@
 
 use super::access::{Memory, MemoryAccess};
 use crate::backend::plain;
-use crate::device::{Handle, Object, Owned};
 use crate::error::Refusal;
+use gpumem_device::internal::{Handle, Object, Owned};
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUcontext, CUmemAccessDesc, CUresult, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};

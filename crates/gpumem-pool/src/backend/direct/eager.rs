@@ -8,8 +8,8 @@
 
 use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
-use crate::device::{MarkerEvent, PoolMaintenance, StreamIndex};
 use crate::limits::Trimmable;
+use gpumem_device::internal::{MarkerEvent, PoolMaintenance, StreamIndex};
 use gpumem_sys::DriverError;
 use std::sync::{MutexGuard, PoisonError};
 

@@ -15,10 +15,11 @@
 use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::figures::DriverPoolUsage;
 use crate::config::MemoryKind;
-use crate::device::{Device, PeerDevice};
-use crate::error::Verdict;
 use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::Device;
+use gpumem_device::internal::PeerDevice;
+use gpumem_device::internal::Verdict;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

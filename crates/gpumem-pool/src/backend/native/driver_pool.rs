@@ -4,9 +4,10 @@
 //! driver keeps a destroyed pool until its last queued free is complete, so the drop never waits.
 
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Handle, HowFar, PeerDevice};
 use crate::figures::ActivityCounters;
 use core::ffi::{c_int, c_void};
+use gpumem_device::Device;
+use gpumem_device::internal::{Clocks, Handle, HowFar, PeerDevice};
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
     CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st,
@@ -195,7 +196,7 @@ impl Drop for DriverPool {
         if destroyed.is_err() {
             let handle = Handle(self.handle.0);
             let retry = move |driver: &Driver, _: &Clocks, _: HowFar| destroy(driver, &handle).is_ok();
-            self.device.maintenance().defer_release(self.kind, false, retry);
+            self.device.maintenance().defer_release(self.kind == MemoryKind::Host, false, retry);
         }
     }
 }

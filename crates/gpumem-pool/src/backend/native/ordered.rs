@@ -3,9 +3,10 @@
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::allocation::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Device, MemoryRange, Order, Stamp, Stream, StreamId};
-use crate::error::PoolError;
 use crate::figures::ActivityCounters;
+use gpumem_device::DeviceError;
+use gpumem_device::internal::{Order, Stamp};
+use gpumem_device::{Device, MemoryRange, Stream, StreamId};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -97,7 +98,9 @@ impl Ordered {
             *sweeper = match Stream::new(&self.device) {
                 Ok(stream) => Some(stream),
                 Err(
-                    PoolError::Driver(cause) | PoolError::HostFunction(cause) | PoolError::DeviceLost(cause),
+                    DeviceError::Driver(cause)
+                    | DeviceError::HostFunction(cause)
+                    | DeviceError::DeviceLost(cause),
                 ) => return Err(cause),
                 Err(_) => None,
             };

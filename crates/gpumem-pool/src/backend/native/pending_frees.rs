@@ -2,8 +2,9 @@
 
 use crate::backend::allocation::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, HowFar, Order, Stamp};
 use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_device::Device;
+use gpumem_device::internal::{Clocks, HowFar, Order, Stamp};
 use gpumem_sys::types::CUdeviceptr;
 use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -115,11 +116,15 @@ impl PendingFrees {
     ) {
         let mut frees = core::mem::take(&mut *self.lock());
         if !frees.is_empty() {
-            device.maintenance().defer_release(kind, waits, move |driver, clocks, how| {
-                let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
-                frees.retain(|free| !(is_done(free) && release(driver, free.address).is_ok()));
-                frees.is_empty()
-            });
+            device.maintenance().defer_release(
+                kind == MemoryKind::Host,
+                waits,
+                move |driver, clocks, how| {
+                    let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
+                    frees.retain(|free| !(is_done(free) && release(driver, free.address).is_ok()));
+                    frees.is_empty()
+                },
+            );
         }
     }
 

@@ -11,9 +11,9 @@
 //!
 //! A model has few layers of many sizes. Repeated layers do not produce one mean size, because the fraction of use between samples varies.
 
-use crate::config::Bytes;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_device::Bytes;
 use gpumem_sys::text::Shown;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

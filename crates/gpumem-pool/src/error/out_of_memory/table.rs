@@ -2,8 +2,9 @@
 
 use super::words::blocks;
 use super::{OutOfMemory, RefusedBy};
-use crate::config::{BackendKind, Bytes, MemoryKind};
+use crate::config::{BackendKind, MemoryKind};
 use crate::error::PoolUsage;
+use gpumem_device::Bytes;
 use gpumem_sys::text::{Shown, columns};
 
 /// A line: its subject, its bytes if known, and a remark.

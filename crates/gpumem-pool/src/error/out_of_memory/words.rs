@@ -1,9 +1,10 @@
 //! The sentences of an [`OutOfMemory`]: the headline and the advice.
 
 use super::{Advice, Attempt, OutOfMemory, PoolFacts, PoolUsage, RefusedBy, UnfinishedStream};
-use crate::config::{BackendKind, Bytes, MemoryKind};
+use crate::config::{BackendKind, MemoryKind};
 use crate::error::{RequestOrigin, Requested};
 use core::time::Duration;
+use gpumem_device::Bytes;
 use gpumem_sys::text::Shown;
 
 impl OutOfMemory {

@@ -1,10 +1,10 @@
 //! [`Change`]: a growable block grows or shrinks.
 
 use crate::config::PoolId;
-use crate::device::{Device, StreamId};
 use crate::error::PoolError;
 use crate::pool::hub::Hub;
 use core::fmt;
+use gpumem_device::{Device, StreamId};
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 

@@ -2,11 +2,11 @@
 
 use super::settings::{Gauge, PoolSettings};
 use crate::config::PoolId;
-use crate::device::Device;
 use crate::pool::hub::Hub;
 use crate::pool::observer::Witness;
 use crate::stats::Names;
 use core::fmt;
+use gpumem_device::Device;
 use std::sync::Arc;
 
 /// A pool that is built with an adaptor.

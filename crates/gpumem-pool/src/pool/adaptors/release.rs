@@ -1,10 +1,10 @@
 //! [`Release`]: memory on its way back through the adaptors.
 
 use crate::config::PoolId;
-use crate::device::{Device, MemoryRange, StreamId};
 use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
+use gpumem_device::{Device, MemoryRange, StreamId};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 

@@ -2,9 +2,9 @@
 
 use super::settings::Figures;
 use crate::config::{ALIGNMENT_MIN, BackendKind, PoolId};
-use crate::device::{Device, Stream};
 use crate::pool::hub::Hub;
 use core::fmt;
+use gpumem_device::{Device, Stream};
 use std::sync::Arc;
 
 /// A request that an adaptor receives, and that it passes to the next adaptor.

@@ -3,9 +3,9 @@
 use super::report;
 use crate::backend::Shortage;
 use crate::config::MemoryKind;
-use crate::device::Stream;
 use crate::error::{PoolError, Refusal, Requested};
 use crate::pool::hub::Hub;
+use gpumem_device::Stream;
 
 /// The checks of a request that names a stream.
 pub(crate) fn usable(hub: &Hub, stream: &Stream) -> Result<(), PoolError> {

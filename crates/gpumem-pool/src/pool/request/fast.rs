@@ -3,13 +3,15 @@
 use super::slow;
 use crate::backend::{self, Allocation, Source};
 use crate::config::ALIGNMENT_MIN;
-use crate::device::{GRAPH_BIT, Stream};
-use crate::error::{PoolError, not_forked};
+use crate::error::PoolError;
 use crate::pool::block::Block;
 use crate::pool::frames::{self, Here};
 use crate::pool::state::StateRef;
 use crate::stats::Share;
 use core::sync::atomic::AtomicU64;
+use gpumem_device::Stream;
+use gpumem_device::internal::GRAPH_BIT;
+use gpumem_device::internal::not_forked;
 
 /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads nothing that threads
 /// share. Always inlined, so that the block's fields stay in registers: a block returned through memory is copied in wider pieces than

@@ -2,10 +2,10 @@
 
 use super::{check, ladder};
 use crate::backend::{Allocation, Search, Source};
-use crate::device::Stream;
 use crate::error::PoolError;
 use crate::pool::events;
 use crate::pool::hub::Hub;
+use gpumem_device::Stream;
 
 /// Allocates from the backend, and counts the block. Climbs the ladder if no memory is free.
 pub(crate) fn from_backend(

@@ -14,13 +14,15 @@
 
 use super::report::{self, OTHERS_TRIMMED};
 use crate::backend::{Outcome, Search, Shortage, Source};
-use crate::device::{CaptureModeGuard, deadline};
+use crate::config::MemoryKind;
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
 use crate::limits::Trimmables;
 use crate::limits::reclaim::{OTHERS_TIME_MAX, Registry, Round};
 use crate::pool::events;
 use crate::pool::hub::Hub;
+use gpumem_device::CaptureModeGuard;
+use gpumem_device::internal::deadline;
 use std::time::Instant;
 
 /// A rung outside the pool.
@@ -40,8 +42,8 @@ const OUTSIDE: [(&str, OutsideRung); 3] = [
 ///
 /// # Errors
 ///
-/// `PoolError::LimitReached` or `PoolError::OutOfMemory` with a report if no rung helps, or the search's own error. `PoolError::Driver`
-/// or `PoolError::DeviceLost` if a call fails for a reason other than a shortage of memory.
+/// `PoolError::LimitReached` or `PoolError::OutOfMemory` with a report if no rung helps, or the search's own error. `DeviceError::Driver`
+/// or `DeviceError::DeviceLost` if a call fails for a reason other than a shortage of memory.
 #[cold]
 pub(crate) fn climb<T>(hub: &Hub, search: &mut dyn Search<T>) -> Result<T, PoolError> {
     let _request = deadline::Request::begin();
@@ -183,7 +185,7 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     trimmables.retain(|member| member.kind().helps(kind));
     // One of the entries is this pool itself.
     let has_others = trimmables.len() > usize::from(hub.backend().keeps_memory())
-        || hub.device().maintenance().has_deferred_for(kind);
+        || hub.device().maintenance().has_deferred_for(kind == MemoryKind::Host);
     if is_ours || !has_others {
         return None;
     }

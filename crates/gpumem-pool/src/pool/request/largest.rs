@@ -6,11 +6,12 @@
 
 use super::{fast, report};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
-use crate::device::Stream;
-use crate::error::{BadArgument, OutOfMemory, PoolError, RefusedBy, not_forked};
+use crate::error::{BadArgument, OutOfMemory, PoolError, RefusedBy};
 use crate::pool::block::Block;
 use crate::pool::state::StateRef;
 use core::ops::RangeInclusive;
+use gpumem_device::Stream;
+use gpumem_device::internal::not_forked;
 
 /// Allocates the largest block of a range of sizes.
 pub(crate) fn alloc_up_to(

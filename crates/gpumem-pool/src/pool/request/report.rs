@@ -3,18 +3,19 @@
 
 use crate::backend::{Shortage, Source};
 use crate::config::{MemoryKind, Profile};
-use crate::device::StreamId;
-use crate::device::{deadline, host, processes};
 use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
     Requested, UnfinishedStream,
 };
 use crate::limits::{DeviceBudget, Trimmable, Trimmables};
 use crate::pool::hub::Hub;
-use crate::pool::{Pool, events, frames};
+use crate::pool::listing::Listings;
+use crate::pool::{events, frames};
 use core::cell::Cell;
 use core::cmp::Reverse;
 use core::ptr;
+use gpumem_device::StreamId;
+use gpumem_device::internal::{deadline, host, processes};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -248,7 +249,7 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
 
 /// The other pools of the device that hold memory, the largest first.
 fn other_pools(hub: &Hub) -> Vec<PoolUsage> {
-    let mut pools = Pool::list(hub.device());
+    let mut pools = Listings::on(hub.device()).usage();
     pools.retain(|pool| pool.id != hub.id() && pool.reserved_bytes > 0);
     pools.sort_by_key(|pool| Reverse(pool.reserved_bytes));
     pools
@@ -292,7 +293,8 @@ fn others(hub: &Hub, report: &OutOfMemory) -> Result<Others, PoolError> {
     let _entered = hub.device().enter_relaxed()?;
     let trimmables = Trimmables::on(hub.device()).live();
     let sum = |of: fn(&Arc<dyn Trimmable>) -> u64| trimmables.iter().map(of).fold(0, u64::saturating_add);
-    let held_bytes = DeviceBudget::on(hub.device()).device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
+    let held_bytes =
+        DeviceBudget::on(hub.device()).device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
     let cached_bytes = sum(|pool| pool.cached_bytes());
     let is_on_device = hub.config().kind == MemoryKind::Device;
     let own = |bytes| if is_on_device { bytes } else { 0 };

@@ -3,11 +3,12 @@
 use super::{Origin, check, fast, found, ladder};
 use crate::backend::Allocation;
 use crate::config::ALIGNMENT_MIN;
-use crate::device::{GRAPH_BIT, Stream};
 use crate::error::PoolError;
 use crate::pool::adaptors::{AdaptedCall, Grant, Request, Stack};
 use crate::pool::graph_memory::rounded;
 use crate::pool::state::StateRef;
+use gpumem_device::Stream;
+use gpumem_device::internal::GRAPH_BIT;
 
 /// The slow path of an allocation: checks the request, then allocates from the graph that the stream captures, through
 /// the adaptors, or from the backend. Returns the allocation and its initial uses.

@@ -9,9 +9,9 @@
 //! and by the driver.
 
 use super::{ExportedBlock, ExportedHandle, ImportedBlock};
-use crate::device::Device;
 use crate::error::PoolError;
 use core::mem::MaybeUninit;
+use gpumem_device::Device;
 use gpumem_sys::text::{Shown, debug_is_display};
 use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
 use rustix::net::{
@@ -103,7 +103,7 @@ impl ImportedBlock {
     /// - [`SocketError::NotABlock`], [`SocketError::TooManyHandles`] or [`SocketError::Descriptors`] if the message is not a block, or if
     ///   this process cannot open more files.
     /// - [`SocketError::Pool`] with the errors of [`ImportedBlock::new`], such as [`PoolError::BadArgument`], and
-    ///   [`PoolError::Driver`] if a descriptor is not memory of a device.
+    ///   [`DeviceError::Driver`](crate::DeviceError::Driver) if a descriptor is not memory of a device.
     /// - [`SocketError::Io`] if a system call fails.
     #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
     pub fn receive(device: &Device, socket: &UnixStream) -> Result<Self, SocketError> {

@@ -4,7 +4,7 @@ use super::MIB;
 use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::adaptor::{Fill, Guard, Side};
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{Block, Capture, CaptureMode, PoolError, Stream};
+use gpumem_pool::{Block, Capture, CaptureMode, DeviceError, PoolError, Stream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -261,7 +261,10 @@ fn a_refused_fill_is_reported_or_repeated() {
             switch.store(refusal, Ordering::SeqCst);
             let error = pool.alloc(1000, &stream).unwrap_err();
             switch.store(0, Ordering::SeqCst);
-            assert!(matches!(error, PoolError::Driver(cause) if cause.code().0 == refusal), "{error}");
+            assert!(
+                matches!(error, PoolError::Device(DeviceError::Driver(cause)) if cause.code().0 == refusal),
+                "{error}"
+            );
             assert_eq!(pool.status().unwrap().block_count, 0);
         };
         refused(&host::FAIL_WITH);

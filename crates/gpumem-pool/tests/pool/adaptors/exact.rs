@@ -7,7 +7,7 @@ use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{
     Adaptor, Budget, Change, Failures, Fallback, Grant, Next, Release, Request, Tracking,
 };
-use gpumem_pool::{BadArgument, CaptureError, Pool, PoolError, RefusedBy, StreamError};
+use gpumem_pool::{BadArgument, CaptureError, DeviceError, Pool, PoolError, RefusedBy, StreamError};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex};
 fn a_fallback_lends_for_want_of_memory_alone() {
     type Make = fn(u64) -> PoolError;
     let others: [Make; 6] = [
-        |_| PoolError::Stream(StreamError::Retired),
-        |_| PoolError::Stream(StreamError::WrongThread),
-        |_| PoolError::Capture(CaptureError::Broken),
-        |_| PoolError::Capture(CaptureError::NotCapturable { operation: "anything" }),
+        |_| PoolError::Device(DeviceError::Stream(StreamError::Retired)),
+        |_| PoolError::Device(DeviceError::Stream(StreamError::WrongThread)),
+        |_| PoolError::Device(DeviceError::Capture(CaptureError::Broken)),
+        |_| PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { operation: "anything" })),
         |_| PoolError::BadArgument(BadArgument::Alignment { alignment: 3, largest: 1 }),
         |requested_bytes| PoolError::Refused {
             adaptor: "tired".into(),

@@ -3,7 +3,9 @@
 use super::MIB;
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Failures, Fallback};
-use gpumem_pool::{BackendKind, Block, Capture, CaptureMode, Location, MemoryKind, Pool, PoolError, RefusedBy};
+use gpumem_pool::{
+    BackendKind, Block, Capture, CaptureMode, Location, MemoryKind, Pool, PoolError, RefusedBy,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -6,7 +6,8 @@ use super::{MIB, Wrong};
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Fallback, Fill, Grant, Guard, Next, Release, Request, Tracking};
 use gpumem_pool::{
-    Block, Capture, CaptureError, CaptureMode, MemoryKind, Pool, PoolBuilder, PoolError, Stream, StreamError,
+    Block, Capture, CaptureError, CaptureMode, DeviceError, MemoryKind, Pool, PoolBuilder, PoolError, Stream,
+    StreamError,
 };
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -278,12 +279,15 @@ fn a_stream_that_an_adaptor_changes_is_refused() {
         for is_before in [true, false] {
             let stream = Stream::per_thread(&fixture.device).unwrap();
             let error = disturbed(fixture, &stream, is_before, |stream| stream.retire().unwrap());
-            assert!(matches!(error, PoolError::Stream(StreamError::Retired)), "{error}");
+            assert!(matches!(error, PoolError::Device(DeviceError::Stream(StreamError::Retired))), "{error}");
             let capture = |stream: &Stream| {
                 CAPTURE.set(Some(Capture::begin(&stream, CaptureMode::Relaxed).unwrap()));
             };
             let error = disturbed(fixture, &fixture.stream(), is_before, capture);
-            assert!(matches!(error, PoolError::Capture(CaptureError::NotCapturable { .. })), "{error}");
+            assert!(
+                matches!(error, PoolError::Device(DeviceError::Capture(CaptureError::NotCapturable { .. }))),
+                "{error}"
+            );
         }
     });
 }
@@ -297,7 +301,7 @@ fn another_thread_cannot_request_on_a_per_thread_stream() {
         });
         let pool = fixture.builder().adaptor(Arc::new(elsewhere)).build().unwrap();
         let error = pool.alloc(4096, &Stream::per_thread(&fixture.device).unwrap()).unwrap_err();
-        assert!(matches!(error, PoolError::Stream(StreamError::WrongThread)), "{error}");
+        assert!(matches!(error, PoolError::Device(DeviceError::Stream(StreamError::WrongThread))), "{error}");
         drop(pool.alloc(4096, &fixture.stream()).unwrap());
         assert_eq!(pool.status().unwrap().block_count, 0);
     });

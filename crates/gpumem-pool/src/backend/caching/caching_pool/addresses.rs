@@ -7,8 +7,10 @@ use crate::backend::caching::access::{Memory, MemoryAccess};
 use crate::backend::caching::vmm::Vmm;
 use crate::backend::source::BackendSetup;
 use crate::config::{BackendKind, HandleUse, MemoryKind};
-use crate::device::{Device, PeerDevice};
-use crate::error::{PoolError, Unsupported, Verdict};
+use crate::error::{PoolError, Unsupported};
+use gpumem_device::Device;
+use gpumem_device::internal::PeerDevice;
+use gpumem_device::internal::Verdict;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdevice_attribute;
 

@@ -5,8 +5,9 @@ use crate::backend::allocation::Allocation;
 use crate::backend::caching::access::Memory;
 use crate::backend::figures::Counts;
 use crate::config::ALIGNMENT_MIN;
-use crate::device::{Stream, StreamIndex};
 use crate::error::Refusal;
+use gpumem_device::Stream;
+use gpumem_device::internal::StreamIndex;
 use gpumem_heap::heap::Request;
 use gpumem_heap::{HeapBlock, SizeClass};
 

@@ -3,8 +3,8 @@
 use crate::backend::plain;
 use crate::backend::sleeping::Keep;
 use crate::config::MemoryKind;
-use crate::device::{Device, MemoryRange, Stream};
 use crate::error::PoolError;
+use gpumem_device::{Device, MemoryRange, Stream};
 use gpumem_sys::types::CUstream;
 use gpumem_sys::{Driver, DriverError};
 

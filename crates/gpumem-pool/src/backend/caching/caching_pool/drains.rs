@@ -1,7 +1,7 @@
 //! Draining the thread caches into the heap.
 
 use super::CachingPool;
-use crate::device::Stamp;
+use gpumem_device::internal::Stamp;
 use gpumem_heap::cache;
 use gpumem_heap::cache::Spill;
 use gpumem_heap::sync::MutexGuard;

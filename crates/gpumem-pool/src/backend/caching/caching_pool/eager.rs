@@ -2,10 +2,10 @@
 
 use super::CachingPool;
 use crate::config::MemoryKind;
-use crate::device::PoolMaintenance;
 use crate::error::PoolError;
 use crate::limits::Trimmable;
 use core::time::Duration;
+use gpumem_device::internal::PoolMaintenance;
 use std::time::Instant;
 
 impl CachingPool {

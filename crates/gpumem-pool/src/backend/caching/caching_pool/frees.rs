@@ -3,7 +3,8 @@
 use super::CachingPool;
 use crate::backend::allocation::{Allocation, FreeRequest};
 use crate::backend::caching::{block_of, step_of};
-use crate::device::{Stamp, StreamId};
+use gpumem_device::StreamId;
+use gpumem_device::internal::Stamp;
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
 use gpumem_heap::cache::OwnerGuard;

@@ -4,8 +4,8 @@ use super::CachingPool;
 use crate::backend::caching::extent::PAGE_BYTES;
 use crate::backend::figures::Counts;
 use crate::backend::search::{Outcome, Search, Shortage, WAIT_AND_TRIM};
-use crate::device::Stamp;
 use crate::error::{PoolError, Refusal};
+use gpumem_device::internal::Stamp;
 
 impl CachingPool {
     /// Reserves addresses for `max_bytes`, which is not zero. Returns the id of the range and its first address.

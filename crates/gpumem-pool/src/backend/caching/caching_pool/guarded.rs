@@ -1,7 +1,7 @@
 //! [`Core`]: the state under the heap's lock.
 
 use crate::backend::caching::extent::Extents;
-use crate::device::StreamIndex;
+use gpumem_device::internal::StreamIndex;
 use gpumem_heap::cache::LargeBlock;
 use gpumem_heap::heap::Heap;
 

@@ -3,7 +3,9 @@
 use crate::backend::{
     caching::access::Memory, caching::access::MemoryAccess, caching::extent::Extents, caching::vmm::Vmm,
 };
-use crate::device::{Clocks, Device, HowFar, Order, Stamp, StreamIndex};
+use crate::config::MemoryKind;
+use gpumem_device::Device;
+use gpumem_device::internal::{Clocks, HowFar, Order, Stamp, StreamIndex};
 use gpumem_heap::Tuning;
 use gpumem_heap::heap::Heap;
 use gpumem_sys::Driver;
@@ -28,7 +30,7 @@ impl OrphanedHeap {
     pub(super) fn defer(mut self, device: &Device) {
         let (kind, waits) = (self.access.admission().kind(), self.waits());
         let release = move |driver: &Driver, clocks: &Clocks, how| self.give_back(driver, clocks, how);
-        device.maintenance().defer_release(kind, waits, release);
+        device.maintenance().defer_release(kind == MemoryKind::Host, waits, release);
     }
 
     pub(super) fn waits(&self) -> bool {

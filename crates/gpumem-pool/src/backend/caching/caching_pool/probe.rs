@@ -5,11 +5,12 @@
 
 use crate::backend::caching::access::MemoryAccess;
 use crate::backend::caching::vmm::Vmm;
-use crate::config::MemoryKind;
-use crate::device::{Device, Handle};
-use crate::error::{PoolError, Refusal, Verdict};
+use crate::error::{PoolError, Refusal};
 use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
+use gpumem_device::Device;
+use gpumem_device::internal::Handle;
+use gpumem_device::internal::Verdict;
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUctx_st, CUresult, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
@@ -24,7 +25,7 @@ struct Mapped(AtomicU8);
 ///
 /// # Errors
 ///
-/// `PoolError::DeviceLost` or `PoolError::Driver` if the device is lost.
+/// `DeviceError::DeviceLost` or `DeviceError::Driver` if the device is lost.
 pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<DriverError>, PoolError> {
     let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use().bit());
     if mapped.0.load(Ordering::Relaxed) & use_bit != 0 {
@@ -37,7 +38,7 @@ pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<D
     if ended.is_err() {
         let access = access.for_orphaned_heap();
         let retry = move |driver: &Driver, _: &_, _| trial.end(&mut Vmm::new(driver, &access)).is_ok();
-        device.maintenance().defer_release(MemoryKind::Device, false, retry);
+        device.maintenance().defer_release(false, false, retry);
     }
     // Other work may keep the device busy. Every call has succeeded, so the write will succeed too.
     let tried = match written {

@@ -5,10 +5,10 @@ use crate::backend::caching::{access::Memory, extent::PAGE_BYTES};
 use crate::backend::figures::Counts;
 use crate::backend::search::Shortage;
 use crate::config::MemoryKind;
-use crate::device::{StreamIndex, deadline};
 use crate::error::{PoolError, Refusal, Sample};
 use crate::limits::Trimmable;
 use core::time::Duration;
+use gpumem_device::internal::{StreamIndex, deadline};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::SpinMutexGuard;
 use gpumem_sys::DriverError;
@@ -34,7 +34,7 @@ impl CachingPool {
         let kind = self.access.admission().kind();
         let needs_wait = kind != MemoryKind::Host
             || !others.is_empty()
-            || self.device.maintenance().has_deferred_for(kind)
+            || self.device.maintenance().has_deferred_for(kind == MemoryKind::Host)
             || !self.core().pending_streams().is_empty();
         if !needs_wait {
             return self.device.is_idle();

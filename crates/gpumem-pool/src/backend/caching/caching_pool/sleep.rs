@@ -15,6 +15,7 @@ use crate::config::MemoryKind;
 use crate::error::{PoolError, Refusal, Unsupported};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
+use gpumem_device::DeviceError;
 use gpumem_heap::sync::MutexGuard;
 use gpumem_sys::DriverError;
 use std::sync::PoisonError;
@@ -101,7 +102,7 @@ enum WakeFailure {
 impl CachingPool {
     /// The error of an operation that needs sleeping memory.
     pub(in super::super) fn asleep(&self) -> PoolError {
-        PoolError::Asleep { pool: self.limits.node().name().as_str().into() }
+        PoolError::Device(DeviceError::Asleep { pool: self.limits.node().name().as_str().into() })
     }
 
     fn cannot_sleep(&self, reason: &'static str, remedy: &'static str) -> PoolError {
