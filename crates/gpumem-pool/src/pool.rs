@@ -67,7 +67,7 @@ use peak::PeakCounter;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
 use state::{PoolHandle, State};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// Allocates [`Block`]s of one device's memory. Clones share the pool; blocks keep it alive.
 ///
@@ -463,7 +463,9 @@ impl Pool {
     /// the weights of a model in one part, its cache in another. Its memory counts against this pool's hard limit, if any. It has no quota,
     /// unlike a [private pool](Pool::private_named).
     ///
-    /// Parts live as long as this pool or one of its blocks. Their names follow this pool's name: `server/weights`.
+    /// Parts live as long as this pool or one of its blocks. Their names follow this pool's name: `server/weights`. Once there are 64 parts,
+    /// those that are awake and without handle and block may be forgotten, with their limits and counters: a call with such a name creates
+    /// the part again. So one part per request is fine.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
@@ -498,12 +500,15 @@ impl Pool {
     /// All errors of [`PoolBuilder::build`](crate::PoolBuilder::build), in the first call with a name.
     pub fn part(&self, name: &str) -> Result<Self, PoolError> {
         not_forked()?;
-        let mut parts = self.0.parts().lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(part) = parts.get(name) {
+        // Dropped after the lock.
+        let _unused;
+        let mut parts = self.0.parts();
+        if let Some(part) = parts.by_name.get(name) {
             return Ok(Self(part.clone()));
         }
+        _unused = parts.purge();
         let part = self.build_beneath(Some(name), None)?;
-        parts.insert(name.into(), part.0.clone());
+        parts.by_name.insert(name.into(), part.0.clone());
         Ok(part)
     }
 
@@ -514,7 +519,7 @@ impl Pool {
     ///
     /// After an error the parts of this call are awake, if [`Pool::wake`] succeeds. [`Keep::Nothing`] may have zeroed their contents.
     ///
-    /// - [`PoolError::NotFound`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
+    /// - [`PoolError::NotFound`] for a name of no part. Nothing has then changed.
     /// - All errors of [`Pool::sleep`].
     pub fn sleep_parts<'a>(
         &self,
@@ -547,7 +552,7 @@ impl Pool {
     ///
     /// After an error the parts before the one that failed are awake. Call it again, for example after memory was freed.
     ///
-    /// - [`PoolError::NotFound`] for a name that [`Pool::part`] was not called with. Nothing has then changed.
+    /// - [`PoolError::NotFound`] for a name of no part. Nothing has then changed.
     /// - All errors of [`Pool::wake`].
     pub fn wake_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Woken, PoolError> {
         let mut sum = Woken::default();
@@ -562,13 +567,13 @@ impl Pool {
     /// The parts with these names, each once.
     fn find_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, PoolError> {
         not_forked()?;
-        let parts = self.0.parts().lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = self.0.parts();
         let mut found: Vec<Self> = Vec::new();
         for name in names {
-            let part = parts.get(name).ok_or_else(|| PoolError::NotFound {
+            let part = parts.by_name.get(name).ok_or_else(|| PoolError::NotFound {
                 pool: self.name().into(),
                 part: name.into(),
-                parts: parts.keys().cloned().collect(),
+                parts: parts.by_name.keys().cloned().collect(),
             })?;
             if found.iter().all(|there| there.id() != part.id()) {
                 found.push(Self(part.clone()));

@@ -27,6 +27,12 @@ impl Lifetime {
         self.handle_count.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// True if the caller's handle is the only one, and no block is counted here. What others did before they dropped theirs happens before
+    /// this returns.
+    pub fn is_idle(&self) -> bool {
+        self.handle_count.load(Ordering::Acquire) == 1 && self.remaining.load(Ordering::Acquire) == OPEN
+    }
+
     /// Drops a handle. Returns true if it was the last. Then [`Lifetime::close`] must follow; the state exists until then.
     pub fn drop_handle(&self) -> bool {
         self.handle_count.fetch_sub(1, Ordering::AcqRel) == 1

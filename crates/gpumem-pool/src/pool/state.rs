@@ -20,7 +20,7 @@ use gpumem_device::internal::{Clocks, GRAPH_BIT, Part, PeerDevice, StreamIndex};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The shared state of a pool, alive as long as a handle or a block of it.
 pub(crate) struct State {
@@ -32,8 +32,15 @@ pub(crate) struct State {
     stack: Option<Stack>,
     /// The adaptors that the pool was built with, innermost first.
     adaptors: Vec<Arc<dyn Adaptor>>,
-    /// The parts that sleep separately, by name.
-    parts: Mutex<BTreeMap<String, PoolHandle>>,
+    parts: Mutex<PoolParts>,
+}
+
+/// The parts of a pool, which sleep separately.
+#[derive(Default)]
+pub(crate) struct PoolParts {
+    pub(crate) by_name: BTreeMap<String, PoolHandle>,
+    /// The length at which parts that nothing uses are forgotten.
+    purge_at: usize,
 }
 
 /// A pointer to a state that a handle of the pool, or a counted block, keeps alive.
@@ -307,6 +314,22 @@ impl Deref for StateRef {
     }
 }
 
+impl PoolParts {
+    /// Forgets parts that nothing uses, if there are many. The caller drops them outside the lock, because that ends each.
+    pub(crate) fn purge(&mut self) -> BTreeMap<String, PoolHandle> {
+        if self.by_name.len() < self.purge_at {
+            return BTreeMap::new();
+        }
+        let (unused, used) =
+            core::mem::take(&mut self.by_name).into_iter().partition(|(_, part)| part.is_unused());
+        self.by_name = used;
+        self.purge_at = (2 * self.by_name.len()).max(PURGE_MIN);
+        unused
+    }
+}
+
+const PURGE_MIN: usize = 64;
+
 impl Deref for State {
     type Target = Hub;
 
@@ -331,8 +354,13 @@ impl State {
         &self.adaptors
     }
 
-    pub(crate) fn parts(&self) -> &Mutex<BTreeMap<String, PoolHandle>> {
-        &self.parts
+    pub(crate) fn parts(&self) -> MutexGuard<'_, PoolParts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if the caller's handle is the only one, no block is alive, and nothing sleeps.
+    fn is_unused(&self) -> bool {
+        self.lifetime().is_idle() && self.backend().counts().block_count == 0 && self.sleep_state().is_awake()
     }
 
     #[inline]

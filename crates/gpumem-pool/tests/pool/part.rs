@@ -1,5 +1,7 @@
 //! Parts of a pool, which sleep apart from the rest.
 
+#![forbid(unsafe_code)]
+
 use crate::fixture::{on_each_backend, small};
 use gpumem_pool::{BackendKind, Device, DeviceError, Keep, Pool, PoolError, Stream};
 
@@ -125,4 +127,34 @@ fn a_part_lives_as_long_as_the_pool_or_a_block_of_it() {
     assert_eq!(names(), ["server/weights"], "its block lives");
     drop(of_part);
     assert!(names().is_empty());
+}
+
+/// One part per request: those that nothing uses are forgotten, and the others stay.
+#[test]
+fn parts_that_come_and_go_are_forgotten() {
+    let (pool, stream) = caching();
+    let held = pool.part("held").unwrap();
+    let asleep = pool.part("asleep").unwrap();
+    let ids = [&held, &asleep].map(Pool::id);
+    asleep.sleep(Keep::Nothing).unwrap();
+    drop(asleep);
+    let mut growing = pool.part("growing").unwrap().growable(4 * MIB, &stream).unwrap();
+    let block = pool.part("block").unwrap().alloc(MIB, &stream).unwrap();
+    for request in 0..20_000 {
+        let part = pool.part(&format!("request {request}")).unwrap();
+        if request % 100 == 0 {
+            drop(part.alloc(MIB, &stream).unwrap());
+            drop(part);
+            let (listed, private) = (pool.device().pools().len(), pool.status().unwrap().private_pools.len());
+            assert!(listed < 200 && private < 200, "{listed} pools, {private} in the status");
+        }
+    }
+    assert_eq!(["held", "asleep"].map(|name| pool.part(name).unwrap().id()), ids);
+    assert!(pool.part("asleep").unwrap().is_asleep());
+    growing.grow_to(3 * MIB).unwrap();
+    let in_use = ["block", "growing"].map(|name| pool.part(name).unwrap().status().unwrap().in_use_bytes);
+    assert!(in_use[0] == MIB && in_use[1] >= 3 * MIB, "{in_use:?}");
+    drop((block, growing));
+    pool.sleep_parts(["held", "block"], Keep::Nothing).unwrap();
+    pool.check().unwrap();
 }
