@@ -1,14 +1,13 @@
 //! [`Verdict`]: the meaning of a failed driver call for its request.
 //!
-//! Only this table distinguishes a shortage of memory from other failures. Codes without a row are failures, or mean that the device is
-//! lost ([`is_over`]).
+//! Only this table distinguishes a shortage of memory from other failures. All other codes are failures.
 //!
-//! | calls | shortage | lack |
-//! | --- | --- | --- |
-//! | all | `OUT_OF_MEMORY` | `NOT_SUPPORTED`; a missing function |
-//! | that allocate, register, map or open memory | `NOT_READY`, `UNKNOWN` | |
-//! | for virtual memory | | `NOT_PERMITTED` |
-//! | that create pools of the driver or open them | | `INVALID_VALUE` |
+//! | calls | shortage | lack | lost |
+//! | --- | --- | --- | --- |
+//! | all | `OUT_OF_MEMORY` | `NOT_SUPPORTED`; a missing function | the codes of [`is_over`] |
+//! | that allocate, register, map or open memory | `NOT_READY`, `UNKNOWN` | | |
+//! | for virtual memory | | `NOT_PERMITTED` | |
+//! | that create pools of the driver or open them | | `INVALID_VALUE` | |
 //!
 //! Under WSL, the system refuses to make memory resident, and the driver returns `NOT_READY` or `UNKNOWN` for it (microsoft/WSL
 //! issue 41176). Both codes mean something else for other calls.
