@@ -107,8 +107,9 @@ impl PoolBuilder {
         for key in KEYS {
             let Some(name) = key.variable else { continue };
             let Some(value) = read(name)? else { continue };
-            if key.set(&mut builder.options, &value, name).is_err() {
-                let expected = format!("expected {}", key.expected);
+            if let Err(mistake) = (key.set)(&mut builder.options, &value, name) {
+                let mistake = if mistake.is_empty() { mistake } else { mistake + "; " };
+                let expected = format!("{mistake}expected {}", key.expected);
                 return Err(EnvError::BadValue { name, value, expected }.into());
             }
         }

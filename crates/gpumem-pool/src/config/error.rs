@@ -9,7 +9,7 @@ use gpumem_sys::text::{Shown, debug_is_display};
 #[non_exhaustive]
 pub enum ConfigError {
     /// The limit is not a size or a share.
-    #[error("invalid memory limit {:?}{}; expected {}", Shown::name(.value), beyond_whole(.value), LIMIT_FORMS)]
+    #[error("invalid memory limit {:?}{}; expected {}", Shown::name(.value), after(": ", beyond_whole(.value)), LIMIT_FORMS)]
     LimitSyntax {
         /// The given text.
         value: String,
@@ -45,13 +45,13 @@ pub enum ConfigError {
         item: String,
     },
     /// A value is unknown, malformed or out of range.
-    #[error("invalid option {key}:{}{}; expected {expected}", Shown::sentence(.value), after_comma(.place))]
+    #[error("invalid option {key}:{}{}; expected {expected}", Shown::sentence(.value), after(", ", .place))]
     BadValue {
         /// The option.
         key: &'static str,
         /// The given value.
         value: String,
-        /// The position of the mistake in a list, and the mistake; empty for other values.
+        /// The mistake, with its position in a list; empty if there is no more to say.
         place: String,
         /// The valid forms.
         expected: &'static str,
@@ -87,16 +87,16 @@ fn in_parentheses(name: &Option<&'static str>) -> String {
 }
 
 /// The problem with a share that exceeds the whole.
-fn beyond_whole(value: &str) -> &'static str {
+pub(super) fn beyond_whole(value: &str) -> &'static str {
     let share = value.split_once('%').and_then(|(share, _)| env::parse_number(share.trim()));
     match share {
-        Some(100.0..) if share != Some(100.0) => ": a share of memory is at most 100%",
+        Some(100.0..) if share != Some(100.0) => "a share of memory is at most 100%",
         _ => "",
     }
 }
 
-fn after_comma(place: &str) -> String {
-    if place.is_empty() { String::new() } else { format!(", {}", Shown::sentence(place)) }
+fn after(mark: &str, place: &str) -> String {
+    if place.is_empty() { String::new() } else { format!("{mark}{}", Shown::sentence(place)) }
 }
 
 fn clash(key: &str, other: &str) -> String {

@@ -239,6 +239,8 @@ mod tests {
         }
         let error = Limit::Percent(120.0).resolve(1 << 30, 0).unwrap_err().to_string();
         assert!(error.contains("at most 100%; expected"), "{error}");
+        let error = crate::config::Options::parse("hard_limit:101%").unwrap_err().to_string();
+        assert!(error.contains("hard_limit:101%, a share of memory is at most 100%; expected"), "{error}");
         assert!(!"5%%".parse::<Limit>().unwrap_err().to_string().contains("at most"));
     }
 

@@ -11,8 +11,8 @@
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
 use crate::config::values::{
-    boolean, byte_count, fraction, handle_pages, microseconds, milliseconds, named, no_caching, number,
-    rounding, share, split_bytes,
+    boolean, byte_count, fraction, handle_pages, limit, microseconds, milliseconds, named, no_caching,
+    number, rounding, share, split_bytes,
 };
 use crate::config::{
     BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, SizeRounding, render,
@@ -34,7 +34,7 @@ pub(crate) struct Key {
     pub(crate) instead: Instead,
     /// The name under which the option was given.
     pub(crate) given: fn(&Options) -> Option<&'static str>,
-    /// Parses and sets a value. The error is the position of the mistake, or empty.
+    /// Parses and sets a value. The error is the mistake, or empty.
     pub(crate) set: fn(&mut Options, &str, &'static str) -> Result<(), String>,
 }
 
@@ -304,11 +304,11 @@ options! {
     profile: Profile = named("the name of a `Profile`, such as `tight`", mistake Profile::NAMES) default "`balanced`"
         => tuning on CACHING, setter(Profile), variable "GPUMEM_PROFILE":
         "a preset of the options that trade memory against driver calls and time";
-    hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
+    hard_limit: Limit = limit("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
         default "none" => hard_limit on ALL, setter(impl IntoLimit => into_limit), variable "GPUMEM_HARD_LIMIT":
         "the memory that the pool never exceeds: what `caching` reserves, and what is in use with the other backends. Each \
          pool has its own limit, for its kind of memory. A limit of host memory is given in bytes";
-    soft_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
+    soft_limit: Limit = limit("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)")
         default "none" => soft_limit on CACHES, setter(impl IntoLimit => into_limit), variable "GPUMEM_SOFT_LIMIT":
         "at synchronisation points, cached memory is released until at most this much is reserved";
 

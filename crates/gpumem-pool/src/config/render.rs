@@ -1,10 +1,14 @@
 //! Values of options in text form: the inverse of the parsers of the same names.
 
-use super::SizeRounding;
+use super::{Limit, SizeRounding};
 use core::fmt;
 use core::time::Duration;
 
 pub(super) fn named(value: &impl fmt::Display) -> String {
+    value.to_string()
+}
+
+pub(super) fn limit(value: &Limit) -> String {
     value.to_string()
 }
 

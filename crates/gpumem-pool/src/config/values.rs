@@ -1,18 +1,23 @@
 //! Values of single options in text form.
 
+use crate::config::error::beyond_whole;
 use crate::config::{BackendKind, Limit, SizeRounding};
 use core::str::FromStr;
 use core::time::Duration;
 use gpumem_heap::SPLIT_BYTES_MAX_MIN;
 
-/// A parsed value, or the position of the mistake: empty, except in lists.
+/// A parsed value, or the mistake and its position, as far as there is more to say than which values are valid.
 type Parsed<T> = Result<T, String>;
 
 fn parsed<T: FromStr>(text: &str, is_valid: impl Fn(&T) -> bool) -> Parsed<T> {
     text.trim().parse().ok().filter(is_valid).ok_or_else(String::new)
 }
 
-/// A name of an enum, or a [`Limit`].
+pub(super) fn limit(text: &str) -> Parsed<Limit> {
+    text.trim().parse().map_err(|_| beyond_whole(text).into())
+}
+
+/// A name of an enum.
 pub(crate) fn named<T: FromStr>(text: &str) -> Parsed<T> {
     parsed(text, |_| true)
 }

@@ -3,6 +3,8 @@
 //! A test process must not change its own environment while other tests run, so each case starts this program again
 //! with the variables set, and selects only the test at the end.
 
+#![forbid(unsafe_code)]
+
 use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder};
 use gpumem_sim::SimConfig;
 use std::process::Command;
@@ -88,6 +90,7 @@ fn errors_name_the_variable_and_its_values() {
         ("GPUMEM_HARD_LIMIT", "lots", "100M, 1.5GiB"),
         ("GPUMEM_SOFT_LIMIT", "-1", "100M, 1.5GiB"),
         ("GPUMEM_HARD_LIMIT", "120%", "50%"),
+        ("GPUMEM_HARD_LIMIT", "101%", "a share of memory is at most 100%"),
         ("GPUMEM_POOL", "cached", "`caching`, `native` or `none`"),
         ("GPUMEM_PROFILE", "quick", "`fast`, `balanced`"),
     ] {
