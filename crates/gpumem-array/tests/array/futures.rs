@@ -336,30 +336,6 @@ fn captures_have_no_transfers() {
     assert_eq!(x.download().wait().unwrap(), [1.0; 3]);
 }
 
-#[test]
-fn a_transfer_that_has_resolved_is_an_error_from_then_on() {
-    let gpu = gpu();
-    let array = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap();
-    let mut download = array.download();
-    assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
-    let again = block_on(&mut download);
-    assert!(matches!(again, Err(ArrayError::TransferOver)), "{again:?}");
-    assert!(download.is_complete());
-    assert!(matches!(download.wait(), Err(ArrayError::TransferOver)));
-
-    let mut download = array.download_into(vec![0_u8; 3]);
-    assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
-    let again = block_on(&mut download).unwrap_err();
-    assert!(matches!(again.into_parts(), (ArrayError::TransferOver, None)));
-    assert!(matches!(download.wait().unwrap_err().into_parts(), (ArrayError::TransferOver, None)));
-
-    let mut upload = GpuArray::<_, Ix1>::upload(&gpu, vec![2_u8; 3]);
-    assert_eq!(block_on(&mut upload).unwrap().1, [2; 3]);
-    let again = block_on(&mut upload).unwrap_err();
-    assert!(matches!(again.into_parts(), (ArrayError::TransferOver, None)));
-    assert!(matches!(upload.wait().unwrap_err().into_parts(), (ArrayError::TransferOver, None)));
-}
-
 /// Without a link, the stream of the target's own `Gpu` copies. The download resolves behind it.
 #[test]
 fn a_download_between_devices_resolves_behind_its_copy() {

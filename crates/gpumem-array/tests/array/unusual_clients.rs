@@ -1,12 +1,15 @@
-//! Safe programs that use adaptors, events and streams in unusual orders. None may break a capture or read foreign memory.
+//! Safe programs that use adaptors, events, streams and transfers in unusual orders. None may break a capture or read foreign memory.
 
 #![forbid(unsafe_code)]
 
 use crate::support::gpu;
+use gpumem_array::ndarray::Ix1;
 use gpumem_array::pool::adaptor::{Adaptor, Budget, Change, Grant, Guard, Next, Release, Request};
 use gpumem_array::pool::{
     Capture, CaptureError, CaptureMode, DeviceError, Event, MemoryKind, Pool, PoolError, Stream,
 };
+use gpumem_array::{ArrayError, GpuArray};
+use pollster::block_on;
 use std::sync::Arc;
 
 /// Forwards frees to the guard, but not allocations.
@@ -119,4 +122,28 @@ fn a_stream_that_joined_a_capture_may_be_dropped() {
         capture.end().unwrap();
         assert_eq!(gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().stream_count, before);
     }
+}
+
+#[test]
+fn a_transfer_that_has_resolved_is_an_error_from_then_on() {
+    let gpu = gpu();
+    let array = GpuArray::from_elem(&gpu, 3, 1_u8).unwrap();
+    let mut download = array.download();
+    assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
+    let again = block_on(&mut download);
+    assert!(matches!(again, Err(ArrayError::TransferOver)), "{again:?}");
+    assert!(download.is_complete());
+    assert!(matches!(download.wait(), Err(ArrayError::TransferOver)));
+
+    let mut download = array.download_into(vec![0_u8; 3]);
+    assert_eq!(block_on(&mut download).unwrap(), [1; 3]);
+    let again = block_on(&mut download).unwrap_err();
+    assert!(matches!(again.into_parts(), (ArrayError::TransferOver, None)));
+    assert!(matches!(download.wait().unwrap_err().into_parts(), (ArrayError::TransferOver, None)));
+
+    let mut upload = GpuArray::<_, Ix1>::upload(&gpu, vec![2_u8; 3]);
+    assert_eq!(block_on(&mut upload).unwrap().1, [2; 3]);
+    let again = block_on(&mut upload).unwrap_err();
+    assert!(matches!(again.into_parts(), (ArrayError::TransferOver, None)));
+    assert!(matches!(upload.wait().unwrap_err().into_parts(), (ArrayError::TransferOver, None)));
 }

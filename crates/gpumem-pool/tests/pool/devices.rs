@@ -1,5 +1,7 @@
 //! Several devices, several simulated machines, and objects of one used with another.
 
+#![forbid(unsafe_code)]
+
 use crate::fixture::{built_backends, on_each_backend, small};
 use gpumem_pool::{Device, DeviceError, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;

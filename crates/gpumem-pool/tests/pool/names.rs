@@ -1,5 +1,7 @@
 //! The names of pools, wherever pools are told apart.
 
+#![forbid(unsafe_code)]
+
 use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::{Device, Pool, PoolUsage, Stream};
 

@@ -1,7 +1,12 @@
 //! Streams and events.
 
+#![forbid(unsafe_code)]
+
+use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_each_backend, small};
-use gpumem_pool::{Block, ContextGuard, Device, DeviceError, Event, Pool, PoolError, Stream};
+use gpumem_pool::sys::CUresult;
+use gpumem_pool::{Block, Capture, CaptureMode, ContextGuard, Device, DeviceError, Event, Pool, PoolError, Stream, Unsupported};
+use gpumem_sim::{Effect, Rule, SimConfig};
 
 #[test]
 fn all_of_it_may_be_shared_by_threads() {
@@ -108,4 +113,33 @@ fn debug_output_makes_no_driver_call() {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
     });
+}
+
+/// The driver accepts no call that ends the capture, and a stream that captures must not be destroyed: the context takes it along.
+#[test]
+fn a_stream_that_captures_on_a_lost_device_is_left_to_its_context() {
+    for lose_at in ["cuMemGetInfo", "cuStreamEndCapture"] {
+        for ends in [true, false] {
+            let effect = Effect::LoseDevice { device: 0, code: CUresult::CUDA_ERROR_ECC_UNCORRECTABLE };
+            let driver = gpumem_sim::driver(SimConfig::new().rule(Rule::new(lose_at, effect))).unwrap();
+            let driver = count_calls(&driver, None);
+            let device = Device::new(&driver, 0).unwrap();
+            let pool = Pool::new(&device).unwrap();
+            let streams = [(); 2].map(|()| Stream::new(&device).unwrap());
+            let capture = Capture::begin(&streams[0], CaptureMode::Relaxed).unwrap();
+            streams[1].wait_for(&streams[0]).unwrap();
+            let block = pool.alloc(4096, &streams[1]).unwrap();
+            let before = calls().count("cuStreamDestroy_v2");
+            let _ = device.memory_info();
+            if ends {
+                assert!(matches!(capture.end(), Err(PoolError::Device(DeviceError::DeviceLost(_)))));
+            } else {
+                drop(capture);
+            }
+            drop((block, streams, pool));
+            drop(device);
+            // One is the stream that the capture's memory was allocated on, which does not capture.
+            assert_eq!(calls().count("cuStreamDestroy_v2"), before + 1, "{lose_at} {ends}");
+        }
+    }
 }

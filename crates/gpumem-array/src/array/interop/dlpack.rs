@@ -35,6 +35,7 @@ use ndarray::{Dimension, Ix1};
 /// The described type must be as large as the element, because the other library locates elements by it:
 ///
 /// ```compile_fail,E0080
+/// #![forbid(unsafe_code)]
 /// use gpumem_array::dlpack::dlpark::ffi::{DLDataType, DLDataTypeCode};
 /// use gpumem_array::dlpack::dlpark::versioned::Dlpack;
 /// # use gpumem_array::{GpuArray, dlpack::DlpackElement, ndarray::Ix1, pool::Stream};
