@@ -4,6 +4,8 @@
 //! a handle or an address is looked up before it is used: one that was destroyed or freed is an error.
 
 #![deny(unsafe_code)]
+// Work goes through `Stream::run_borrowed`, which refuses memory that sleeps.
+#![deny(clippy::disallowed_methods)]
 
 pub mod error;
 

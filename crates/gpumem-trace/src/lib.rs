@@ -61,6 +61,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `unsafe` is limited to the driver whose calls are counted, and to the streams and frees of a replay.
 #![deny(unsafe_code)]
+#![deny(clippy::disallowed_methods)]
 
 pub use gpumem_pool as pool;
 

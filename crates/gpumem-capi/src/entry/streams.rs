@@ -237,6 +237,7 @@ fn forget(entry: &StreamEntry, handle: *mut gpumem_stream) {
 /// # Safety
 ///
 /// `raw` is null or points to a place.
+#[expect(clippy::disallowed_methods, reason = "the program queues work by the handle")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_stream_raw(
     stream: *mut gpumem_stream,
