@@ -38,6 +38,7 @@ pub(crate) use flight::Flight;
 pub use format::{Flaw, is_trace};
 pub use read::{ReadError, Recording, Report, Tail};
 
+use crate::error::not_forked;
 use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
 use core::fmt;
@@ -148,10 +149,11 @@ impl Trace {
     }
 
     /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all users of the file in this process. It ends
-    /// with the last user. A forked process begins its own.
+    /// with the last user. A forked child is refused: the lock may be held there forever.
     #[doc(hidden)]
     pub fn shared(path: impl AsRef<Path>, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
         static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
+        not_forked().map_err(io::Error::other)?;
         let path = path.as_ref();
         let key = (std::process::id(), absolute(path)?);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,6 +173,7 @@ impl Trace {
     /// its parent's trace, and records nothing.
     pub(crate) fn kept(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
         static KEPT: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
+        not_forked().map_err(io::Error::other)?;
         let key = absolute(path)?;
         let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(trace) = kept.get(&key) {

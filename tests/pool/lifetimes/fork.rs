@@ -5,7 +5,7 @@ use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::entry_points::{ENTRIES, Stage};
 use gpumem_tests::harness::fork::{End, Report, in_child};
-use gpumem_tests::pool::adaptor::{Guard, Tracking};
+use gpumem_tests::pool::adaptor::{Guard, Trace, Tracking};
 use gpumem_tests::pool::{
     BackendKind, Block, Capture, CaptureMode, Completion, Device, DeviceError, Event, ExportedBlock,
     ForeignCaptures, Graph, GraphExec, GrowableBlock, HostMemory, ImportedBlock, Keep, Limit, Location,
@@ -396,6 +396,13 @@ const CALLS: &[(&str, Call)] = &[
     ("Pool::new", |my| Pool::new(&my.device).map(drop)),
     ("Pool::build Pool::builder", |my| Pool::builder(&my.device).build().map(drop)),
     ("Pool::conf Pool::builder", |my| Pool::builder(&my.device).conf("growth_slack:0")?.build().map(drop)),
+    ("Trace::shared", |_| {
+        let path = std::env::temp_dir().join("gpumem-fork-%p.trace");
+        match Trace::shared(path, None) {
+            Err(error) if error.to_string().contains(REFUSED) => Err(PoolError::Forked),
+            _ => Err(other()),
+        }
+    }),
     ("Pool::from_env", |my| Pool::from_env(&my.device).map(drop)),
     ("Pool::enable_peer_access", |my| my.pool.enable_peer_access(&my.device)),
     ("Pool::peer_access", |my| {
