@@ -1,17 +1,19 @@
 //! Host functions (`cuLaunchHostFunc`), where the driver allows no calls: whatever is dropped there is released later, and whatever
 //! is called there says why it fails.
 
-use gpumem_tests::array::{Gpu, GpuArray, ndarray::Ix1};
+use gpumem_tests::adapt::feed;
+use gpumem_tests::array::{Gpu, GpuArray, KernelSource, PinnedArray, UnifiedArray, ndarray::Ix1};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::settings;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::pool::{
     BackendKind, Capture, CaptureMode, Device, DeviceError, Event, HostMemory, MemoryKind, Pool, PoolError,
-    Stream,
+    Reclaimable, Stream,
 };
 use gpumem_tests::sys::types::{CUresult, CUstream};
 use gpumem_tests::sys::{DriverError, DriverKind};
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 cases! {
@@ -75,7 +77,8 @@ cases! {
                 let gpu = Gpu::new(&pool).unwrap();
                 let array = GpuArray::<f32, Ix1>::zeros(&gpu, 1 << 20).unwrap();
                 let sum = &array + &array;
-                in_host_function(&device, move || drop((array, sum, gpu)));
+                drop_all_there(&device, of_arrays(&gpu));
+                drop_all_there(&device, vec![Box::new(array), Box::new(sum), Box::new(gpu)]);
             }
             if let Ok(mut grown) = pool.growable(64 * MIB, &stream) {
                 grown.grow_to(5 * MIB).unwrap();
@@ -86,6 +89,11 @@ cases! {
             assert_eq!(pool.status().unwrap().in_use_bytes, 0, "{setting}");
         }
         let pool = Pool::new(&device).unwrap();
+        drop_all_there(&device, vec![Box::new(device.register_reclaimable(&Arc::new(Holder)))]);
+        // Other drivers, and builds without the backend, have no such pool.
+        if let Ok(native) = Pool::builder(&device).backend(BackendKind::Native).build() {
+            drop_all_there(&device, native.make_current().into_iter().map(|current| Box::new(current) as _).collect());
+        }
 
         let events = [Event::new(&device).unwrap(), Event::with_timing(&device).unwrap()];
         let raw_event = events[0].raw();
@@ -177,6 +185,51 @@ cases! {
             again.synchronize().unwrap();
             drop(Pool::new(&again).unwrap().alloc(3 * MIB, &Stream::new(&again).unwrap()).unwrap());
         }
+    }
+}
+
+/// What arrays hold while they work: transfers that are not awaited, a graph that was launched, kernels, packs, a feed.
+fn of_arrays(gpu: &Gpu) -> Vec<Box<dyn Send>> {
+    let x = GpuArray::<f32, Ix1>::ones(gpu, 1000).unwrap();
+    let large = GpuArray::<f32, Ix1>::zeros(gpu, 1 << 20).unwrap();
+    let upload = GpuArray::<f32, Ix1>::upload(gpu, vec![1.0_f32; 1 << 20]);
+    let (mut graph, out) = gpu.capture(|gpu| x.on(gpu).try_mul(2.0)).unwrap();
+    graph.launch(gpu).read(&x).run().unwrap();
+    let source = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry k()\n{ ret; }\n";
+    let module = gpu.compile(&KernelSource::ptx("dropped", source)).unwrap();
+    let (mut unsent, mut sent) = (gpu.pack(), gpu.pack());
+    let [part, packed] = [&mut unsent, &mut sent].map(|pack| pack.add_slice(gpu, &[1.0_f32; 100]).unwrap());
+    sent.upload().unwrap();
+    let mut feed = feed((0..4).map(|number| vec![number as f32; 1000])).prefetch(2).on(gpu).unwrap();
+    let first = feed.next().unwrap().unwrap();
+    let unified = UnifiedArray::<f32, Ix1>::ones(&gpu.unified(), 1000).unwrap();
+    let pinned = PinnedArray::<f32, Ix1>::ones(&gpu.pinned(), 1000).unwrap();
+    vec![
+        Box::new((x.download(), large.download())),
+        Box::new(upload),
+        Box::new((graph, out)),
+        Box::new(module),
+        Box::new((unsent, part)),
+        Box::new(packed),
+        Box::new((feed, first)),
+        Box::new((unified.download(), unified)),
+        Box::new(pinned),
+        Box::new((x, large)),
+    ]
+}
+
+struct Holder;
+
+impl Reclaimable for Holder {
+    fn purge(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+/// Drops each value in a host function of its own.
+fn drop_all_there(device: &Device, values: Vec<Box<dyn Send>>) {
+    for value in values {
+        in_host_function(device, move || drop(value));
     }
 }
 
