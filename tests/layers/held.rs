@@ -9,8 +9,12 @@ use gpumem_tests::adapt::{
     Adapt, AdaptError, Checkpoint, Context as Move, Destination, Host, Rows, Separate, Source, batches, cu,
     feed, fit_batch_size, halve_on_out_of_memory, save, try_feed,
 };
+#[cfg(unix)]
+use gpumem_tests::array::dlpack::dlpark::versioned::Dlpack;
 use gpumem_tests::array::ndarray::{Array1, Ix1};
 use gpumem_tests::array::{Gpu, GpuArray, GpuGraph, KernelSource, PinnedArray, StagingOptions, UnifiedArray};
+#[cfg(unix)]
+use gpumem_tests::harness::fork::{End, in_child};
 use gpumem_tests::pool::{
     Capture, CaptureMode, Device, Keep, MemoryKind, MemoryRange, Pool, Reclaimable, Registration, Stream,
 };
@@ -559,4 +563,132 @@ fn no_call_of_arrays_waits_for_its_own_caller() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A child is refused each call, and all that goes on with what the parent has begun: each in a child of its own, because its first refusal
+/// answers for the rest of a call.
+#[cfg(unix)]
+#[test]
+fn every_call_refuses_a_child() {
+    let scene = Scene::new(CALLS.len());
+    // Threads that stage pieces, and buffers; the child has no such threads.
+    drop((
+        scene.large.to_vec().unwrap(),
+        GpuArray::from_slice(&scene.other, &vec![1.0_f32; LARGE_LEN]).unwrap(),
+    ));
+    let my = &scene;
+    let calls = CALLS.iter().map(|(name, call)| (*name, Box::new(move || call(my)) as Begun<'_>));
+    let mut wrong = Vec::new();
+    for (name, call) in calls.chain(begun(my).unwrap()) {
+        let refused = in_child(End::AtOnce, |_| match call() {
+            Ok(()) if SILENT.contains(&name) => Ok(()),
+            Ok(()) => Err("is not refused".into()),
+            Err(error) if error.to_string().contains("forked: start workers with spawn") => Ok(()),
+            Err(error) => Err(error.to_string()),
+        });
+        wrong.extend(refused.err().map(|error| format!("{name}: {error}")));
+    }
+    let (all, gpu) = (begun(&scene).unwrap(), scene.gpu.clone());
+    let ended = in_child(End::AtOnce, move |report| {
+        report.step("drops");
+        drop((all, gpu));
+        Ok(())
+    });
+    wrong.extend(ended.err());
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // The parent goes on.
+    assert_eq!(scene.x.to_vec().unwrap(), [1.0; 1000]);
+}
+
+/// Calls that return no error, and do nothing there.
+#[cfg(unix)]
+const SILENT: [&str; 3] = ["download that is dropped", "print", "change the buffers"];
+
+/// A call with what it consumes.
+#[cfg(unix)]
+type Begun<'a> = Box<dyn FnOnce() -> Outcome + 'a>;
+
+/// What the parent begins, and the child would go on with.
+#[cfg(unix)]
+fn begun(my: &Scene) -> Result<Vec<(&'static str, Begun<'_>)>, Failure> {
+    let upload = GpuArray::<f32, Ix1>::upload(&my.gpu, vec![1.0_f32; 1000]);
+    let (download, mut polled) = (my.large.download(), my.large.download());
+    let host = Array1::from_elem(100, 1.0_f32);
+    let (mut pack, mut done) = (my.gpu.pack(), my.gpu.pack());
+    let unsent = pack.add_slice(&my.gpu, &[1.0_f32; 100])?;
+    let sent = done.add(&my.gpu, &host)?;
+    done.upload()?;
+    let mut fed = feed((0..4).map(|number| vec![number as f32; 1000])).prefetch(2).on(&my.gpu)?;
+    let first = fed.next().transpose()?;
+    let (mut graph, _) = my.gpu.capture(|gpu| my.x.on(gpu).try_mul(2.0))?;
+    let source = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry k()\n{ ret; }\n";
+    let module = my.gpu.compile(&KernelSource::ptx("held", source))?;
+    let there = vec![vec![1.0_f32; 100]; 3].adapt(&my.gpu)?;
+    let path = my.file("begun.safetensors")?;
+    save(&path, [("x", &my.x)])?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let mut written = UnifiedArray::<f32, Ix1>::zeros(&my.gpu.unified(), 10)?;
+    let mut mapped = UnifiedArray::<f32, Ix1>::zeros(&my.gpu.unified(), 10)?;
+    let mut lent = GpuArray::<f32, Ix1>::zeros(&my.gpu, 10)?;
+    let mut changed = GpuArray::<f32, Ix1>::zeros(&my.gpu, 10)?;
+    let tensor = GpuArray::<f32, Ix1>::zeros(&my.gpu, 10)?;
+    let (pool, stream) = (Pool::new(&my.device)?, Stream::new(&my.device)?);
+    Ok(vec![
+        ("wait for an upload", Box::new(|| finished(upload.wait().map_err(|error| error.to_string())?))),
+        ("wait for a download", Box::new(|| finished(download.wait()?))),
+        (
+            "poll a download",
+            Box::new(move || match Pin::new(&mut polled).poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(outcome) => finished(outcome?),
+                Poll::Pending => Ok(()),
+            }),
+        ),
+        (
+            "upload a pack",
+            Box::new(move || {
+                pack.upload()?;
+                finished(unsent)
+            }),
+        ),
+        (
+            "take an array from a pack",
+            Box::new(|| finished(sent.into_array().map_err(|error| error.to_string())?)),
+        ),
+        (
+            "the next items of a feed",
+            Box::new(move || {
+                // What is uploaded is there, and the rest is not.
+                let rest = fed.try_for_each(|item| item.map(drop));
+                drop(first);
+                Ok(rest?)
+            }),
+        ),
+        ("launch a graph", Box::new(move || finished(graph.launch(&my.gpu).read(&my.x).run()?))),
+        ("a function of a module", Box::new(move || finished(module.function("k")?))),
+        (
+            "compile a text without kernels",
+            Box::new(|| finished(my.gpu.compile(&KernelSource::cuda("none", "a text"))?)),
+        ),
+        ("adapt to the host", Box::new(move || finished(there.adapt(&Host)?))),
+        ("load a checkpoint", Box::new(move || finished(checkpoint.load_all(&my.gpu)?))),
+        (
+            "write on the host",
+            Box::new(move || {
+                written.as_mut_slice()?[0] = 1.0;
+                Ok(())
+            }),
+        ),
+        ("map on the host in place", Box::new(move || Ok(mapped.mapv_inplace(|value| value + 1.0)?))),
+        ("lend to a stream, to write", Box::new(move || finished(lent.write_on(&my.foreign)?))),
+        ("add in place", Box::new(move || Ok(changed.try_add_assign(1.0)?))),
+        (
+            "lend a tensor",
+            Box::new(move || {
+                let lent: Dlpack = tensor.into_dlpack(&my.foreign).map_err(|error| error.to_string())?;
+                finished(lent)
+            }),
+        ),
+        ("set a pool", Box::new(move || Ok(my.other.set_pool(&pool)?))),
+        ("a gpu with a stream", Box::new(move || finished(Gpu::with_stream(&my.pool, &stream)?))),
+    ])
 }

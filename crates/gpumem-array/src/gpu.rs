@@ -181,6 +181,7 @@ impl Gpu {
     ///
     /// [`ArrayError::WrongDevice`] if the stream is on another device than the pool.
     pub fn with_stream(pool: &Pool, stream: &Stream) -> Result<Self, ArrayError> {
+        not_forked()?;
         check_device(pool.device(), stream.device())?;
         let transfers = Arc::<TransferCounters>::default();
         let shared = Shared {
@@ -386,6 +387,7 @@ impl Gpu {
     /// [`ArrayError::WrongDevice`] if the pool is on another device, [`ArrayError::PoolInUse`] if there is a pool for this kind
     /// already: set it before the first allocation. The pool of kind `device` is set by [`Gpu::new`].
     pub fn set_pool(&self, pool: &Pool) -> Result<(), ArrayError> {
+        not_forked()?;
         self.check(pool.device())?;
         let in_use = || ArrayError::PoolInUse { kind: pool.kind().to_string() };
         let slot = self.0.shared.pools.slot(pool.kind()).ok_or_else(in_use)?;

@@ -75,6 +75,7 @@ impl Module {
 
     /// Loads declared kernels, compiled first if they are CUDA text.
     pub(crate) fn compile(device: &Device, source: &KernelSource<'_>) -> Result<Self, ArrayError> {
+        not_forked()?;
         let is_sim = device.driver().kind() == DriverKind::Sim;
         let (image, mut signatures) = match source.language() {
             Language::Ptx => (image(source.text())?, Signatures::parse(source.text())),

@@ -517,6 +517,9 @@ impl<T: Element, D: Dimension, K: Kind> PackedArray<T, D, K> {
     ///
     /// [`ArrayError::NotUploaded`] before [`Pack::upload`], and after it has failed. The error contains this value, for after the upload.
     pub fn into_array(mut self) -> Result<GpuArray<T, D, K>, Rejected<Self>> {
+        if let Err(forked) = not_forked() {
+            return Err(Rejected::new(forked, self));
+        }
         match self.slot.take(&self.gpu) {
             Some(storage) => Ok(GpuArray::over(&self.gpu, storage, self.layout)),
             None => {
