@@ -19,6 +19,8 @@ use gpumem_tests::pool::{
 use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
 use gpumem_tests::sys::{DriverError, LoadError, ProcessUsage};
+use gpumem_trace::fit::CANDIDATES;
+use gpumem_trace::{self as trace, Problem, Setup, TagSum, Waits, replay};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -246,6 +248,62 @@ fn of_files(text: &str, texts: &mut Texts) {
     texts.check_data(&Part::Key(text.into()), 60 * text.len() + BYTES_MAX);
     texts.add_debug(&(Destination::new(&gpu), &x));
     texts.add(&x);
+}
+
+/// Traces of other programs, and what their replay comes to: names in headers, lines that are no events, paths.
+fn of_traces(text: &str, texts: &mut Texts) {
+    let bytes_max = 60 * text.len() + BYTES_MAX;
+    let json = serde_json::to_string(text).unwrap();
+    for contents in [
+        text.to_owned(),
+        format!("#{{\"format\":{json}}}\n"),
+        format!("#{{\"format\":1}}\n{text}\n"),
+        format!("#{{\"format\":1}}\na,{text},1,1\n"),
+        format!("Thread,Time,Action,Pointer,Size,Stream\n{text}\n"),
+        format!("Thread,Time,Action,Pointer,Size,Stream\n1,0,{text},1,1,1\n"),
+    ] {
+        // An empty line is no error.
+        if let Err(error) = trace::Trace::read_from(contents.as_bytes(), text) {
+            texts.add_error(&error.problem);
+            texts.add_error(&error);
+        }
+    }
+    for problem in [
+        Problem::Io(io_error(text)),
+        Problem::Damaged(io_error(text)),
+        Problem::Recording(ReadError::Io(io_error(text))),
+        Problem::Garbage(text.into()),
+        Problem::Number(text.into()),
+        Problem::RmmLine(text.into()),
+        Problem::Snapshot(text.into()),
+    ] {
+        texts.add_error(&problem);
+    }
+    texts.add_error(&text.parse::<Waits>().unwrap_err());
+    let header = format!(
+        "#{{\"format\":1,\"name\":{json},\"what\":{json},\"peak_reserved_bytes\":{{{json}:1}}}}\na,1,4194304,0\na,2,9437184,0\n"
+    );
+    let read = trace::Trace::read_from(header.as_bytes(), text).unwrap();
+    assert_eq!(read.name(), text, "a field has the text as it is");
+    texts.check_data(&(read.header(), read.header().peers().next(), read.real_run()), bytes_max);
+    texts.check_data(&read, bytes_max);
+    let tag = Some(text.into());
+    let sum = TagSum { tag, allocation_count: 1, allocated_bytes: 1, peak_bytes: 1, left_bytes: 0 };
+    texts.check_data(&sum, bytes_max);
+    let setup = Setup { hard_limit: Some(Limit::Bytes(8 << 20)), conf: text.into(), ..Setup::default() };
+    texts.check_data(&setup, bytes_max);
+    let driver = gpumem_sim::driver(SimConfig::small()).unwrap();
+    if let Err(error) = replay(&read, &driver, &setup, |_| ()) {
+        texts.add_error(&error);
+    }
+    let setup = Setup { conf: String::new(), ..setup };
+    texts.add_error(&replay(&read, &driver, &setup, |_| ()).unwrap_err());
+    for candidate in CANDIDATES {
+        let attempt = candidate.attempt(&read, &driver, &setup).unwrap();
+        texts.add(&candidate);
+        texts.add(&attempt);
+        texts.check_data(&attempt, bytes_max);
+    }
 }
 
 /// The messages of pools whose every name is the text.
@@ -506,6 +564,7 @@ proptest! {
         of_pools(&text, &mut texts);
         of_adaptors(&text, &mut texts);
         of_files(&text, &mut texts);
+        of_traces(&text, &mut texts);
         of_options(&text, &mut texts);
         of_errors(&text, &mut texts);
         of_kernels(&text, &mut texts);
@@ -603,6 +662,7 @@ fn every_public_type_that_prints_is_tested() {
     of_pools(&text, &mut texts);
     of_adaptors(&text, &mut texts);
     of_files(&text, &mut texts);
+    of_traces(&text, &mut texts);
     of_options(&text, &mut texts);
     of_errors(&text, &mut texts);
     of_kernels(&text, &mut texts);
@@ -629,7 +689,7 @@ fn every_public_type_that_prints_is_tested() {
 }
 
 /// The crates whose types a program has.
-const PUBLIC: [&str; 6] = ["sys", "sim", "heap", "pool", "array", "adapt"];
+const PUBLIC: [&str; 7] = ["sys", "sim", "heap", "pool", "trace", "array", "adapt"];
 
 /// Types that print no text of a program, after the reason.
 const WITHOUT_TEXT: &[(&str, &str)] = &[
@@ -652,7 +712,8 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     ),
     (
         "texts of this library",
-        "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable",
+        "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
+      trace::Synthetic trace::Waits",
     ),
     ("names in the source code of a kernel", "array::DeclaredKernel array::KernelParameter"),
     ("the call stack of the program", "sim::CallStack"),

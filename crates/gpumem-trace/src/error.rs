@@ -58,16 +58,16 @@ pub enum Problem {
     #[error("unknown format {0}: only format 1 can be read; write the trace in format 1")]
     Format(u64),
     /// A line that is not an event.
-    #[error("invalid event {0:?}; expected a,ID,BYTES,STREAM or f,ID,STREAM or c,ID")]
+    #[error("invalid event {:?}; expected a,ID,BYTES,STREAM or f,ID,STREAM or c,ID", Shown::name(.0))]
     Garbage(String),
     /// A line that exceeds the maximum length.
     #[error("this line is longer than {0} bytes, so it is no event; remove it")]
     TooLong(usize),
     /// A field that is not a number, or too large.
-    #[error("invalid number {0:?}; expected a whole number below 2^64")]
+    #[error("invalid number {:?}; expected a whole number below 2^64", Shown::name(.0))]
     Number(String),
     /// A line of an RMM log that is not an event.
-    #[error("invalid line {0:?} of an RMM log; expected Thread,Time,Action,Pointer,Size,Stream")]
+    #[error("invalid line {:?} of an RMM log; expected Thread,Time,Action,Pointer,Size,Stream", Shown::name(.0))]
     RmmLine(String),
     /// A file that begins like a pickle but is not a snapshot of PyTorch.
     #[error(
