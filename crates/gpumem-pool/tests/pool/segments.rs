@@ -4,7 +4,9 @@ use crate::call_counter::{calls, count_calls};
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice, CUdevice_attribute, CUresult};
 use gpumem_pool::sys::{Driver, Table};
-use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile, Stream, Unsupported};
+use gpumem_pool::{
+    BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Stream, Unsupported,
+};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -313,26 +315,44 @@ fn alignment_needs_no_help_from_the_driver() {
     });
 }
 
-/// Sizes that grow by a little, one block alive at a time, so that no free segment holds the next block. The bound: half again as
-/// much as blocks have needed, and one segment of the usual size (64 MiB).
+const KINDS: [MemoryKind; 3] = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];
+
+/// Sizes that grow by a little, one block alive at a time, so that no free segment holds the next block. On two streams in turn, a segment
+/// that the other stream's work still uses counts as free only once that work has run.
+///
+/// The bound has a margin: segments go back once the heap would hold half as much again as the block, so that a program whose sizes grow
+/// pays for an occasional exchange instead of one per request (`Heap::has_outgrown`). The largest segment that is made for smaller blocks
+/// (64 MiB) and rounding come on top. `tight` has no margin. Memory that the host can access grows instead of waiting, so the block before
+/// may still be there.
 #[test]
 fn segments_that_are_outgrown_go_back_before_the_pool_grows() {
-    for &profile in Profile::ALL {
-        let device =
-            Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(8 << 30)).unwrap(), 0).unwrap();
-        let (pool, stream) = (on_plain_segments(&device, profile), Stream::new(&device).unwrap());
-        for mib in 64..=463 {
-            let mut block = pool.alloc(mib * MIB, &stream).unwrap();
-            block.fill(0..8, 1_u8, &stream).unwrap();
-            let reserved_bytes = pool.status().unwrap().reserved_bytes;
-            assert!(
-                reserved_bytes <= mib * MIB * 3 / 2 + 64 * MIB + 8 * MIB,
-                "{profile}: {} MiB reserved for a block of {mib} MiB",
-                reserved_bytes / MIB
-            );
+    for (kind, stream_count) in KINDS.into_iter().flat_map(|kind| [(kind, 1), (kind, 2)]) {
+        for &profile in Profile::ALL {
+            let device =
+                Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(8 << 30)).unwrap(), 0).unwrap();
+            let builder = Pool::builder(&device).backend(BackendKind::Caching).kind(kind).profile(profile);
+            let pool = builder.conf("expandable_segments:false").unwrap().build().unwrap();
+            let streams = [(); 2].map(|()| Stream::new(&device).unwrap());
+            let place = format!("{kind}, {stream_count} streams, {profile}");
+            let margin = |bytes: u64| match (kind, profile) {
+                (MemoryKind::Device, Profile::Tight) => 0,
+                (MemoryKind::Device, _) => bytes / 2,
+                _ => bytes,
+            };
+            for mib in 64..=463 {
+                let stream = &streams[mib as usize % stream_count];
+                let mut block = pool.alloc(mib * MIB, stream).unwrap();
+                block.fill(0..8, 1_u8, stream).unwrap();
+                let reserved_bytes = pool.status().unwrap().reserved_bytes;
+                assert!(
+                    reserved_bytes <= mib * MIB + margin(mib * MIB) + 72 * MIB,
+                    "{place}: {} MiB reserved for a block of {mib} MiB",
+                    reserved_bytes / MIB
+                );
+            }
+            assert!(pool.status().unwrap().reserved_peak_bytes <= 2 * 463 * MIB + 72 * MIB, "{place}");
+            pool.check().unwrap();
         }
-        assert!(pool.status().unwrap().reserved_peak_bytes <= 2 * 463 * MIB, "{profile}");
-        pool.check().unwrap();
     }
 }
 
@@ -372,9 +392,4 @@ fn a_pattern_that_repeats_exchanges_no_segments() {
             assert!(freed == 0 && made < 9, "pattern {index}, {conf:?}: {made} made, {freed} freed");
         }
     }
-}
-
-fn on_plain_segments(device: &Device, profile: Profile) -> Pool {
-    let builder = Pool::builder(device).backend(BackendKind::Caching).profile(profile);
-    builder.conf("expandable_segments:false").unwrap().build().unwrap()
 }
