@@ -183,12 +183,20 @@ impl Device {
         }
     }
 
-    /// True if the device is known to be idle without waiting for work; false if it cannot be queried.
+    /// True if the device is idle without waiting for work: all work queued so far is then known to be complete, that of streams included
+    /// which only their users may mark. False if the device cannot be queried.
     #[doc(hidden)]
     pub fn is_idle(&self) -> Result<bool, DriverError> {
         let _entered = self.enter_relaxed()?;
+        let observation = self.clocks().observe_device(self.primary());
         match self.mark_all()? {
-            ContextMarker::Event(event) => self.is_passed(&event),
+            ContextMarker::Event(event) => {
+                let is_idle = self.is_passed(&event)?;
+                if is_idle {
+                    self.clocks().saw_device(self.primary(), observation);
+                }
+                Ok(is_idle)
+            }
             ContextMarker::Capturing => Ok(false),
             ContextMarker::Missing => {
                 self.clocks().mark_streams(self.primary())?;

@@ -12,7 +12,8 @@
 //! | `recycled` | idle memory, moved or mapped to other addresses | one mapping or a few |
 //! | `spared_magazines` | for a small block, the blocks that all threads have cached, where the slack is larger than their sum or
 //! much is ready | their next hits |
-//! | `device_waits` | blocks freed by other streams, behind waits between the streams | concurrency of streams |
+//! | `device_waits` | blocks freed by other streams, behind waits between the streams; where a stream can be marked by its users alone,
+//! once the device is idle | concurrency of streams |
 //! | `outgrown` | the driver, in exchange for smaller segments that are free as a whole, once the heap would hold half as much again
 //! as blocks have needed | a wait for the device, up to 100 ms |
 //! | `growth_to_limit` | the driver, and all idle memory that fits beside it | memory |
@@ -22,8 +23,8 @@
 //! also the free ends of pages that other blocks hold | everybody's time |
 //!
 //! Memory over segments cannot be moved or mapped elsewhere, so `recycled` finds only memory that was free before. Host-accessible blocks
-//! are free only when their work is complete: `completed` records the markers that it then queries, `device_waits` does nothing, and
-//! `outgrown` does not wait. Over virtual memory, `outgrown` does nothing.
+//! are free only when their work is complete: `completed` records the markers that it then queries, `device_waits` inserts no waits,
+//! and `outgrown` does not wait. Over virtual memory, `outgrown` does nothing.
 //!
 //! After the last rung, the ladder (`pool/request/ladder`) makes room outside the pool and starts again here.
 //!
@@ -237,12 +238,19 @@ fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<H
 }
 
 fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
-    let pool = search.pool;
-    if !pool.tuning.inserted_waits {
-        return Ok(Outcome::Skipped);
+    let (pool, clocks) = (search.pool, search.pool.clocks());
+    let can_wait = |stamp| pool.tuning.inserted_waits && clocks.allows_wait_for(stamp);
+    let waits = pool.core().heap.blockers(request, clocks, can_wait);
+    if waits.is_empty() {
+        // No other thread may mark the default stream of a thread, which may be idle for good.
+        let is_idle = clocks.has_named_streams()
+            && pool.core().heap.has_pending_of_others(request)
+            && pool.device.is_idle()?;
+        if is_idle {
+            pool.core().heap.settle(clocks);
+        }
+        return Ok(ready_if(is_idle));
     }
-    let clocks = pool.clocks();
-    let waits = pool.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
     for stamp in &waits {
         let is_new = !clocks.is_ordered(*stamp, request.stream);
         if !clocks.insert_wait(*stamp, request.stream)? {
@@ -250,7 +258,7 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outco
         }
         pool.activity().inserted_wait_count.add(u64::from(is_new));
     }
-    Ok(if waits.is_empty() { Outcome::Skipped } else { Outcome::Short })
+    Ok(Outcome::Short)
 }
 
 /// The driver's plain free waits for the device without a deadline, so nothing is released while it is busy.
