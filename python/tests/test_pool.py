@@ -575,6 +575,33 @@ class ProcessTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("libcuda.so.1", done.stdout)
 
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "a reset ends the contexts of all")
+    def test_a_device_that_is_reset(self):
+        done = run("""
+import ctypes, gpumem
+pool, default = gpumem.Pool(), gpumem.Pool.for_device()
+stream = pool.stream()
+kept = pool.alloc(1 << 20, stream)
+pool.alloc(4096, stream).free()
+assert ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxReset_v2(0) == 0
+for call in (
+    stream.synchronize, lambda: pool.alloc(4096, stream), lambda: default.alloc(4096, stream), pool.status, pool.stream, pool.reclaim,
+):
+    try:
+        call()
+    except gpumem.DeviceLost as error:
+        assert "the device was reset" in str(error), error
+    else:
+        raise SystemExit("not lost")
+for later in (gpumem.Pool(), gpumem.Pool.for_device()):
+    with later.stream() as stream, later.alloc(4096, stream):
+        assert later.status().in_use_bytes == 4096
+    later.close()
+kept.free()
+pool.close()
+""")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+
     def test_an_interrupt_leaks_nothing(self):
         done = run(
             "import gpumem, os, signal, threading, time\n"

@@ -379,7 +379,7 @@ enum gpumem_result gpumem_pool_destroy(struct gpumem_pool *pool);
 
 /*
  Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
- handle, until it is destroyed; the default pool itself lives until the process ends.
+ handle, until it is destroyed; the default pool itself lives until the process ends. After a reset of the device there is a new one.
 
  Errors: `NO_DEVICE` without a driver or a device of that ordinal, `ENVIRONMENT` for an unknown or invalid environment variable.
 

@@ -10,7 +10,7 @@ use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::sys::text::Shown;
 use ::gpumem_pool::trace::Trace;
 use ::gpumem_pool::{
-    CurrentPool, Device, Interface, Keep, Limit, Pool, PoolBuilder, PoolError, RecentStreams,
+    CurrentPool, Device, Interface, Keep, Limit, Pool, PoolBuilder, PoolError, PoolId, RecentStreams,
 };
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
@@ -233,7 +233,7 @@ pub extern "C" fn gpumem_pool_destroy(pool: *mut gpumem_pool) -> gpumem_result {
 }
 
 /// Returns the device's default pool in this process, which the first call creates from the environment. Every call returns the same
-/// handle, until it is destroyed; the default pool itself lives until the process ends.
+/// handle, until it is destroyed; the default pool itself lives until the process ends. After a reset of the device there is a new one.
 ///
 /// Errors: `NO_DEVICE` without a driver or a device of that ordinal, `ENVIRONMENT` for an unknown or invalid environment variable.
 ///
@@ -246,7 +246,12 @@ pub unsafe extern "C" fn gpumem_pool_for_device(ordinal: u32, pool: *mut *mut gp
         check(pool, "pool")?;
         let default = Pool::for_device(ordinal)?;
         let mut known = defaults();
+        if known.get(&ordinal).is_some_and(|known| known.id != default.id()) {
+            // The device was reset, and has another default pool.
+            known.remove(&ordinal);
+        }
         let known = known.entry(ordinal).or_insert_with(|| DefaultPool {
+            id: default.id(),
             handle: 0,
             // The pool was made from the environment, whose trace serves the whole process.
             traces: PoolBuilder::from_env(default.device())
@@ -265,6 +270,7 @@ pub unsafe extern "C" fn gpumem_pool_for_device(ordinal: u32, pool: *mut *mut gp
 
 /// A device's default pool as this interface knows it.
 struct DefaultPool {
+    id: PoolId,
     /// The handle that `gpumem_pool_for_device` returned last; 0 for none.
     handle: usize,
     traces: Vec<Arc<Trace>>,
@@ -312,7 +318,7 @@ pub extern "C" fn gpumem_pool_set_default(pool: *mut gpumem_pool) -> gpumem_resu
             entry.pool.set_default()?;
             known.insert(
                 entry.pool.device().ordinal(),
-                DefaultPool { handle: 0, traces: entry.traces.clone() },
+                DefaultPool { id: entry.pool.id(), handle: 0, traces: entry.traces.clone() },
             );
             Ok(())
         })

@@ -530,6 +530,55 @@ static void variables(void) {
     CHECK(unsetenv("GPUMEM_HARDLIMIT") == 0);
 }
 
+/* The primary context of device 1 ends, with all that is on it. */
+static void resets(struct driver cuda) {
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL, *former = NULL, *next = NULL, *again = NULL;
+    gpumem_stream *stream = NULL, *later = NULL;
+    void *kept = NULL, *address = NULL;
+    gpumem_status status;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.ordinal = 1;
+    memset(&status, 0, sizeof status);
+    status.struct_size = sizeof status;
+    OK(gpumem_pool_create(&options, &pool));
+    OK(gpumem_pool_for_device(1, &former));
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, MIB, stream, &kept));
+    OK(gpumem_alloc(pool, 4096, stream, &address));
+    OK(gpumem_free(address));
+    CHECK(cuda.reset(1) == 0);
+    FAILS(GPUMEM_ERROR_DEVICE_LOST, gpumem_stream_synchronize(stream));
+    /* A size that the thread has cached, too. */
+    FAILS(GPUMEM_ERROR_DEVICE_LOST, gpumem_alloc(pool, 4096, stream, &address));
+    CHECK(strstr(gpumem_last_error(), "the device was reset") != NULL);
+    FAILS(GPUMEM_ERROR_DEVICE_LOST, gpumem_alloc(pool, 64 * MIB, stream, &address));
+    FAILS(GPUMEM_ERROR_DEVICE_LOST, gpumem_alloc(former, 4096, stream, &address));
+    FAILS(GPUMEM_ERROR_DEVICE_LOST, gpumem_pool_status(pool, &status));
+    FAILS(GPUMEM_ERROR_DEVICE_LOST, gpumem_stream_create(pool, &later));
+
+    /* New pools work, and there is a new default pool. */
+    OK(gpumem_pool_for_device(1, &next));
+    OK(gpumem_pool_for_device(1, &again));
+    CHECK(next != former && next == again);
+    OK(gpumem_pool_create(&options, &again));
+    OK(gpumem_stream_create(again, &later));
+    OK(gpumem_alloc(next, 4096, later, &address));
+    OK(gpumem_free(address));
+    OK(gpumem_alloc(again, 4096, later, &address));
+    OK(gpumem_stream_synchronize(later));
+    OK(gpumem_free(address));
+    CHECK(status_of(next).in_use_bytes == 0 && status_of(again).in_use_bytes == 0);
+    OK(gpumem_pool_destroy(again));
+    OK(gpumem_stream_destroy(later));
+    /* What is lost ends as usual. */
+    OK(gpumem_free(kept));
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_pool_destroy(former));
+    OK(gpumem_pool_destroy(pool));
+}
+
 static gpumem_pool *at_exit_pool;
 static void *at_exit_address;
 
@@ -562,6 +611,8 @@ int main(int argc, char **argv) {
     peers(cuda);
     scopes();
     holders();
+    resets(cuda);
+    OK(gpumem_check_process());
     at_exit_pool = pool;
     OK(gpumem_stream_create(pool, &stream));
     OK(gpumem_alloc(pool, MIB, stream, &at_exit_address));

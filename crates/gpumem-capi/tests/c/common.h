@@ -39,6 +39,7 @@ static inline int states_an_action(void) {
 struct driver {
     int (*init)(unsigned);
     int (*retain)(void **, int);
+    int (*reset)(int);
     int (*create_context)(void **, unsigned, int);
     int (*destroy_context)(void *);
     int (*set_current)(void *);
@@ -69,6 +70,7 @@ static inline struct driver open_driver(void) {
     CHECK(library != NULL);
     find(library, "cuInit", &cuda.init);
     find(library, "cuDevicePrimaryCtxRetain", &cuda.retain);
+    find(library, "cuDevicePrimaryCtxReset_v2", &cuda.reset);
     find(library, "cuCtxCreate_v2", &cuda.create_context);
     find(library, "cuCtxDestroy_v2", &cuda.destroy_context);
     find(library, "cuCtxSetCurrent", &cuda.set_current);

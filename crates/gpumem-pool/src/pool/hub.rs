@@ -243,10 +243,13 @@ impl Hub {
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
         stream.check_usable()?;
         if *stream.device() == self.setup.device {
-            Ok(())
-        } else {
-            Err(self.setup.device.mismatch(stream.device()).into())
+            return Ok(());
         }
+        // A reset may be known of one device and not yet of the other.
+        Err(match stream.device().primary().lost() {
+            Some(cause) => DeviceError::DeviceLost(cause).into(),
+            None => self.setup.device.mismatch(stream.device()).into(),
+        })
     }
 
     /// True if a request needs no checks besides the adaptors.
