@@ -234,12 +234,12 @@ class Pool(_Owner):
 
     def status_text(self) -> str:
         """The pool's counters as text."""
-        length = ctypes.c_size_t()
-        check(library.gpumem_pool_status_text(self._handle, None, 0, ctypes.byref(length)))
-        # The text may have grown since.
-        text = ctypes.create_string_buffer(length.value + 256)
-        check(library.gpumem_pool_status_text(self._handle, text, len(text), None))
-        return text.value.decode()
+        return self._written(library.gpumem_pool_status_text)
+
+    def explain_refusal(self, size: SupportsIndex) -> str:
+        """The report of a request that the driver has refused to another library, which allocates from this pool: the memory in use and
+        its holders, the limits, and advice. It describes the state at the call; no request is made."""
+        return self._written(library.gpumem_pool_explain_refusal, check_size("size", size), PYTHON)
 
     def set_hard_limit(self, limit: Limit | None) -> None:
         """Changes the hard limit, bytes or a text such as "80%free"; None removes it."""
@@ -295,6 +295,14 @@ class Pool(_Owner):
     def flush_trace(self, timeout_ms: SupportsIndex = 10_000) -> None:
         """Waits until everything that the pool has recorded is in its trace file."""
         check(library.gpumem_pool_flush_trace(self._handle, check_size("timeout_ms", timeout_ms)))
+
+    def _written(self, function: Any, *arguments: int) -> str:
+        length = ctypes.c_size_t()
+        check(function(self._handle, *arguments, None, 0, ctypes.byref(length)))
+        # The text may have grown since.
+        text = ctypes.create_string_buffer(length.value + 256)
+        check(function(self._handle, *arguments, text, len(text), None))
+        return text.value.decode()
 
     def _released(self, function: Any, *arguments: int) -> int:
         released = ctypes.c_uint64()

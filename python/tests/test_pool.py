@@ -64,6 +64,32 @@ class PoolTest(unittest.TestCase):
         self.assertEqual(self.pool.status().in_use_bytes, 0)
         self.assertEqual(self.pool.alloc(0, self.stream).address, 0)
 
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "calls the simulator's driver")
+    def test_memory_of_other_libraries_is_counted_and_explained(self):
+        from gpumem import _native
+
+        cuda, address = capturing.stream()[0], ctypes.c_uint64()
+        with gpumem.Pool(hard_limit="64MiB", conf="backend:native") as pool:
+            # As another library in C does.
+            self.assertEqual(_native.library.gpumem_pool_make_current(pool._handle), 0)
+            self.assertEqual(cuda.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(8 * MIB), None), 0)
+            status = pool.status()
+            self.assertEqual((status.in_use_bytes, status.other_libraries_bytes), (0, 8 * MIB))
+            report = pool.explain_refusal(96 * MIB)
+            self.assertIn("the limit of 64.000 MiB refused 96.000 MiB", report)
+            self.assertIn("hard_limit= of gpumem.Pool", report)
+            self.assertRegex(report, "other libraries +8.000 MiB")
+            self.assertNotRegex(report, "::|gpumem_pool")
+            self.assertEqual(cuda.cuMemFreeAsync(address, None), 0)
+            self.assertEqual(cuda.cuStreamSynchronize(None), 0)
+            self.assertEqual(pool.status().other_libraries_bytes, 0)
+            self.assertEqual(_native.library.gpumem_pool_end_current(pool._handle), 0)
+        # Pools of the environment, too.
+        self.pool.set_hard_limit("64MiB")
+        self.assertIn("(Pool.set_hard_limit)", self.pool.explain_refusal(96 * MIB))
+        with self.assertRaisesRegex(ValueError, "size is -1; expected a number from 0"):
+            self.pool.explain_refusal(-1)
+
     def test_peaks_and_cached_memory(self):
         with self.pool.alloc(64 * MIB, self.stream):
             pass

@@ -325,6 +325,10 @@ typedef struct gpumem_status {
    Bytes that sleep, and are not on the device.
    */
   uint64_t asleep_bytes;
+  /*
+   Bytes that other libraries hold in this pool.
+   */
+  uint64_t other_libraries_bytes;
 } gpumem_status;
 
 #ifdef __cplusplus
@@ -793,6 +797,22 @@ enum gpumem_result gpumem_pool_status_text(struct gpumem_pool *pool,
                                            char *text,
                                            size_t capacity_bytes,
                                            size_t *length_bytes);
+
+/*
+ Writes the report of a request that the driver has refused to another library, which allocates from this pool
+ (`gpumem_pool_make_current`): the memory in use and its holders, the limits, and advice. It describes the state at the call; no request
+ is made. The text is written like that of `gpumem_pool_status_text`, with the names of an interface, such as `GPUMEM_INTERFACE_C`.
+
+ # Safety
+
+ `text` is null or points to `capacity_bytes`; `length_bytes` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_explain_refusal(struct gpumem_pool *pool,
+                                               uint64_t size_bytes,
+                                               uint32_t interface,
+                                               char *text,
+                                               size_t capacity_bytes,
+                                               size_t *length_bytes);
 
 /*
  Resets the peaks that `gpumem_pool_status` reports.

@@ -25,10 +25,10 @@ macro_rules! figures {
             measured {
                 /// Bytes in live blocks.
                 in_use_bytes: u64, c 1;
-                /// Bytes that other libraries hold in this pool ([`Pool::make_current`](crate::Pool::make_current)): the driver's count
-                /// minus the live blocks. It includes freed blocks that wait for work on the device, and up to 512 bytes for each live
-                /// block.
-                other_libraries_bytes: u64;
+                /// Bytes that other libraries hold in this pool: the driver's count minus the live blocks, once the pool was made current
+                /// ([`Pool::make_current`](crate::Pool::make_current)). It includes freed blocks that wait for work on the device, and up
+                /// to 512 bytes for each live block.
+                other_libraries_bytes: u64, c 19;
                 /// Bytes held from the device: blocks, cached memory, and memory that the driver refused to free.
                 reserved_bytes: u64, c 2;
                 /// Bytes cached for reuse, including freed memory that waits for work on the device.

@@ -3,9 +3,10 @@
 #![allow(non_camel_case_types)]
 
 use super::arguments::{self, Versioned, check, put_text};
+use super::interface_of;
 use super::pools::{self, gpumem_pool};
 use crate::error::{gpumem_result, guarded};
-use ::gpumem_pool::Status;
+use ::gpumem_pool::{Interface, Status};
 use core::ffi::c_char;
 
 /// A pool's counters at one moment, in bytes unless they count. Set `struct_size` before the call.
@@ -59,6 +60,30 @@ pub unsafe extern "C" fn gpumem_pool_status_text(
         let found = pools::with(pool, |entry| Ok(entry.pool.status()?))?;
         // SAFETY: the caller promises the places.
         unsafe { put_text(&found.to_string(), text, capacity_bytes, length_bytes) }
+    })
+}
+
+/// Writes the report of a request that the driver has refused to another library, which allocates from this pool
+/// (`gpumem_pool_make_current`): the memory in use and its holders, the limits, and advice. It describes the state at the call; no request
+/// is made. The text is written like that of `gpumem_pool_status_text`, with the names of an interface, such as `GPUMEM_INTERFACE_C`.
+///
+/// # Safety
+///
+/// `text` is null or points to `capacity_bytes`; `length_bytes` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_explain_refusal(
+    pool: *mut gpumem_pool,
+    size_bytes: u64,
+    interface: u32,
+    text: *mut c_char,
+    capacity_bytes: usize,
+    length_bytes: *mut usize,
+) -> gpumem_result {
+    guarded(|| {
+        let report = pools::with(pool, |entry| Ok(entry.pool.explain_refusal(size_bytes)?))?.to_string();
+        let report = interface_of(interface).unwrap_or(Interface::C).translate(&report);
+        // SAFETY: the caller promises the places.
+        unsafe { put_text(&report, text, capacity_bytes, length_bytes) }
     })
 }
 

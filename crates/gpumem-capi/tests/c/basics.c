@@ -188,15 +188,27 @@ static void a_part_sleeps_apart(void) {
 }
 
 static void others_allocate_from_the_pool(struct driver cuda) {
-    gpumem_pool *pool = create("backend:native", 0), *caching = create("backend:caching", 0);
-    unsigned long long address = 0;
+    gpumem_pool *pool = create("backend:native", 64 * MIB), *caching = create("backend:caching", 0);
+    unsigned long long address = 0, refused = 0;
+    char text[4096];
+    size_t length = 0;
     FAILS(GPUMEM_ERROR_UNSUPPORTED, gpumem_pool_make_current(caching));
     CHECK(strstr(gpumem_last_error(), "backend:native") != NULL);
     FAILS(GPUMEM_ERROR_STATE, gpumem_pool_end_current(pool));
     OK(gpumem_pool_make_current(pool));
     CHECK(cuda.alloc_async(&address, 8 * MIB, NULL) == 0);
     CHECK(status_of(pool).reserved_bytes >= 8 * MIB);
-    CHECK(cuda.free_async(address, NULL) == 0);
+    CHECK(status_of(pool).other_libraries_bytes == 8 * MIB && status_of(pool).in_use_bytes == 0);
+    /* The report of a request that the driver refuses. */
+    CHECK(cuda.alloc_async(&refused, 96 * MIB, NULL) != 0);
+    OK(gpumem_pool_explain_refusal(pool, 96 * MIB, GPUMEM_INTERFACE_C, NULL, 0, &length));
+    CHECK(length > 40 && length < sizeof text);
+    OK(gpumem_pool_explain_refusal(pool, 96 * MIB, GPUMEM_INTERFACE_C, text, sizeof text, &length));
+    CHECK(strlen(text) == length && strstr(text, "the limit of 64.000 MiB refused 96.000 MiB") != NULL);
+    CHECK(strstr(text, "other libraries") != NULL && strstr(text, "8.000 MiB") != NULL && strstr(text, "::") == NULL);
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_explain_refusal(NULL, MIB, GPUMEM_INTERFACE_C, text, sizeof text, NULL));
+    CHECK(cuda.free_async(address, NULL) == 0 && cuda.stream_synchronize(NULL) == 0);
+    CHECK(status_of(pool).other_libraries_bytes == 0);
     OK(gpumem_pool_end_current(pool));
     OK(gpumem_pool_destroy(pool));
     OK(gpumem_pool_destroy(caching));
@@ -249,6 +261,7 @@ static void captures_of_others(struct driver cuda, gpumem_pool *pool) {
 
 static void default_pools(void) {
     gpumem_pool *first = create(NULL, 512 * MIB), *found = NULL, *again = NULL;
+    char text[4096];
     OK(gpumem_pool_set_default(first));
     FAILS(GPUMEM_ERROR_STATE, gpumem_pool_set_default(first));
     OK(gpumem_pool_for_device(0, &found));
@@ -259,6 +272,12 @@ static void default_pools(void) {
     OK(gpumem_pool_for_device(0, &again));
     CHECK(again != found && status_of(again).hard_limit_bytes == 512 * MIB);
     OK(gpumem_pool_for_device(1, &again));
+    /* The pool has no interface of its own: its report names what the caller has. */
+    OK(gpumem_pool_set_hard_limit(again, 64 * MIB));
+    OK(gpumem_pool_explain_refusal(again, 96 * MIB, GPUMEM_INTERFACE_C, text, sizeof text, NULL));
+    CHECK(strstr(text, "(gpumem_pool_set_hard_limit)") != NULL);
+    OK(gpumem_pool_explain_refusal(again, 96 * MIB, GPUMEM_INTERFACE_PYTHON, text, sizeof text, NULL));
+    CHECK(strstr(text, "(Pool.set_hard_limit)") != NULL);
     FAILS(GPUMEM_ERROR_NO_DEVICE, gpumem_pool_for_device(2, &again));
 }
 
