@@ -104,18 +104,22 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Fails if a function of the header is called by no C or C++ program.
+/// Fails if a function of the header is called by no C or C++ program, or not in a forked child.
 fn check_calls() -> Result<()> {
     let read = |name: &str| fs::read_to_string(package().join(name));
     let mut programs = String::new();
-    for (source, ..) in PROGRAMS {
+    for (source, ..) in PROGRAMS.iter().filter(|(source, ..)| *source != "fork.c") {
         programs += &read(&format!("tests/c/{source}"))?;
     }
+    let forks = read("tests/c/fork.c")?;
+    let child = forks.split_once("*end_blocks(").and_then(|(_, rest)| rest.split_once("int main("));
+    let (child, _) = child.context("fork.c has no child")?;
     let header = read("include/gpumem.h")?;
     let words = header.split(|sign: char| !(sign.is_alphanumeric() || matches!(sign, '_' | '(')));
     for call in words.filter_map(|word| Some(&word[..=word.find('(')?])) {
         let is_function = call.starts_with("gpumem_");
-        ensure!(!is_function || programs.contains(call), "no program in tests/c calls {call})");
+        ensure!(!is_function || programs.contains(call), "no program in tests/c but fork.c calls {call})");
+        ensure!(!is_function || child.contains(call), "no child in tests/c/fork.c calls {call})");
     }
     Ok(())
 }

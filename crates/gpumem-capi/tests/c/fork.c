@@ -19,8 +19,17 @@
 
 static gpumem_pool *pool;
 static gpumem_stream *stream;
+static gpumem_captures *captures;
+static gpumem_holder *holder;
+static uint64_t scope;
+static void *raw;
 static void *blocks[BLOCKS];
 static atomic_int is_over;
+
+static int32_t free_nothing(uint32_t is_last_resort, void *user_data) {
+    (void)is_last_resort, (void)user_data;
+    return 0;
+}
 
 /* Holds the library's locks, in turn. */
 static void *work(void *argument) {
@@ -44,6 +53,7 @@ static void *work(void *argument) {
 static void *end_blocks(void *argument) {
     OK(gpumem_free(blocks[0]));
     OK(gpumem_free_on(blocks[1], stream));
+    OK(gpumem_free_borrowed(blocks[1], raw));
     return argument;
 }
 
@@ -52,8 +62,11 @@ static void be_a_child(void) {
     gpumem_status status;
     gpumem_pool *other = NULL;
     gpumem_stream *made = NULL;
-    void *address = NULL;
-    uint64_t size = 0;
+    gpumem_captures *expected = NULL;
+    gpumem_holder *registered = NULL;
+    void *address = NULL, *found = NULL;
+    uint64_t size = 0, begun = 0;
+    uint32_t ordinal = 7;
     pthread_t thread;
     char text[256];
     memset(&options, 0, sizeof options);
@@ -62,25 +75,56 @@ static void be_a_child(void) {
     status.struct_size = sizeof status;
     FAILS(GPUMEM_ERROR_FORKED, gpumem_check_process());
     CHECK(strstr(gpumem_last_error(), "forked: start workers with spawn") != NULL);
+    CHECK(strcmp(gpumem_last_error(), gpumem_last_error_as(GPUMEM_INTERFACE_PYTHON)) == 0);
+    CHECK(gpumem_version() >= GPUMEM_VERSION);
     /* A size that the thread has cached. */
     FAILS(GPUMEM_ERROR_FORKED, gpumem_alloc(pool, 4096, stream, &address));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_alloc(pool, MIB * 3, stream, &address));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_alloc_borrowed(pool, 4096, raw, &address));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_create(&options, &other));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_for_device(0, &other));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_part(pool, "a part", &other));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_set_default(pool));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_make_current(pool));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_end_current(pool));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status(pool, &status));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status_text(pool, text, sizeof text, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_explain_refusal(pool, MIB, GPUMEM_INTERFACE_C, text, sizeof text, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_reset_peaks(pool));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_trim(pool, 0, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_reclaim(pool, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_sleep(pool, GPUMEM_KEEP_NOTHING));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_wake(pool));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_flush_trace(pool, 1));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_set_hard_limit(pool, MIB * 64));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_set_soft_limit(pool, MIB * 64));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_set_hard_limit_text(pool, "64MiB"));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_set_soft_limit_text(pool, "64MiB"));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_create(pool, &made));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_borrow(pool, raw, &made));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_long_lived(pool, NULL, &made));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_raw(stream, &found));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_wait_for(stream, stream));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_synchronize(stream));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_stream_retire(stream));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_record_use(blocks[0], stream));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_size(blocks[0], &size));
-    CHECK(address == NULL && other == NULL && made == NULL);
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_ordinal(blocks[0], &ordinal));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_captures_expect(pool, &expected));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_captures_expect_more(captures));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_captures_add(captures, stream));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_captures_end(captures));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_scope_begin(pool, "a scope", &begun));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_holder_register(pool, "a cache", free_nothing, NULL, &registered));
+    CHECK(address == NULL && other == NULL && made == NULL && expected == NULL && registered == NULL);
+    CHECK(found == NULL && size == 0 && begun == 0 && ordinal == 7);
     /* A thread of its own ends with what it has inherited, and so does the process. */
     CHECK(pthread_create(&thread, NULL, end_blocks, NULL) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
     OK(gpumem_free(blocks[2]));
+    OK(gpumem_scope_end(scope, NULL));
+    OK(gpumem_holder_unregister(holder));
+    OK(gpumem_captures_destroy(captures));
     OK(gpumem_stream_destroy(stream));
     OK(gpumem_pool_destroy(pool));
 #ifdef __SANITIZE_ADDRESS__
@@ -95,7 +139,13 @@ int main(void) {
     pthread_t threads[THREADS_MAX];
     pool = create(NULL, MIB * 256);
     OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_stream_raw(stream, &raw));
     OK(gpumem_check_process());
+    OK(gpumem_scope_begin(pool, "the parent", &scope));
+    OK(gpumem_holder_register(pool, "a cache", free_nothing, NULL, &holder));
+    /* Ended at once: calls of announced captures leave the thread's cache aside. */
+    OK(gpumem_captures_expect(pool, &captures));
+    OK(gpumem_captures_end(captures));
     for (int index = 0; index < BLOCKS; index++) OK(gpumem_alloc(pool, 4096, stream, &blocks[index]));
     /* The thread's cache has it from now on. */
     OK(gpumem_free(blocks[BLOCKS - 1]));
@@ -115,6 +165,9 @@ int main(void) {
     atomic_store(&is_over, 1);
     for (int index = 0; index < THREADS; index++) CHECK(pthread_join(threads[index], NULL) == 0);
     for (int index = 0; index + 1 < BLOCKS; index++) OK(gpumem_free(blocks[index]));
+    OK(gpumem_captures_destroy(captures));
+    OK(gpumem_holder_unregister(holder));
+    OK(gpumem_scope_end(scope, NULL));
     OK(gpumem_stream_destroy(stream));
     OK(gpumem_pool_destroy(pool));
     puts("fork: ok");
