@@ -10,6 +10,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
 
 namespace {
 
@@ -115,6 +119,20 @@ PyObject *torch_allocator(PyObject *module, PyObject *arguments) {
                                reinterpret_cast<unsigned long long>(call_torch_free), Py_None);
 }
 
+/* PyTorch's constructor of exceptions, with a class of the standard library. */
+struct SourceLocation {
+    const char *function, *file;
+    std::uint32_t line;
+};
+
+void construct(void *place, SourceLocation, std::string text) { new (place) std::runtime_error(text); }
+
+/* The addresses of the constructor and of the classes of errors and of lack of memory. */
+PyObject *torch_exceptions(PyObject *, PyObject *) {
+    const auto type = reinterpret_cast<unsigned long long>(&typeid(std::runtime_error));
+    return Py_BuildValue("KKK", reinterpret_cast<unsigned long long>(construct), type, type);
+}
+
 /* RMM's buffer: the function that frees it is known by its address alone. */
 struct Buffer {
     PyObject_HEAD
@@ -193,6 +211,7 @@ PyObject *request_at_exit(PyObject *, PyObject *arguments) {
 
 PyMethodDef functions[] = {{"request_at_exit", request_at_exit, METH_VARARGS, nullptr},
                            {"torch_allocator", torch_allocator, METH_VARARGS, nullptr},
+                           {"torch_exceptions", torch_exceptions, METH_NOARGS, nullptr},
                            {"set_stream", set_stream, METH_O, nullptr},
                            {"set_device", set_device, METH_O, nullptr},
                            {"get_device", get_device, METH_NOARGS, nullptr},

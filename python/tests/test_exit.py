@@ -26,6 +26,8 @@ native = standin.load()
 sys.modules["torch"] = types.SimpleNamespace(__version__="0", cuda=types.SimpleNamespace(current_device=lambda: 0))
 import gpumem.torch
 gpumem.torch._entry = ctypes.CDLL(str(gpumem.torch.FOLDER / "libgpumem_torch.so"))
+gpumem.torch._entry.gpumem_torch_set_exceptions.argtypes = (ctypes.c_void_p,) * 3
+assert gpumem.torch._entry.gpumem_torch_set_exceptions(*native.torch_exceptions())
 functions = native.torch_allocator(gpumem.torch._address("gpumem_torch_alloc"), gpumem.torch._address("gpumem_torch_free"))
 def make(size=4096):
     return functions.malloc(size)
@@ -224,8 +226,7 @@ class ExitTest(unittest.TestCase):
         self.ends(EXITS_IN_A_FUNCTION)
 
     def test_after_a_refusal(self):
-        # PyTorch's exceptions need PyTorch.
-        self.ends(REFUSED, doors=[name for name in DOORS if name != "torch"])
+        self.ends(REFUSED)
 
     def test_with_a_refusal_once_python_has_ended(self):
         code = """

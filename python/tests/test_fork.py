@@ -5,12 +5,16 @@ import subprocess
 import sys
 import unittest
 
+import standin
+from test_exit import DOORS
+
 SETUP = """
 import multiprocessing, os, sys, threading
 import gpumem
 
 pool = gpumem.Pool(hard_limit=256 << 20)
 stream = pool.stream()
+other = pool.stream()
 block = pool.alloc(1 << 20, stream)
 pool.alloc(4096, stream).free()  # cached from now on
 
@@ -42,6 +46,9 @@ def work(results):
         lambda: pool.alloc(4096, stream), lambda: pool.alloc(3 << 20, stream), pool.status, pool.status_text, pool.trim, pool.stream,
         stream.synchronize, lambda: block.record_use(stream), gpumem.Pool, gpumem.Pool.for_device, lambda: pool.part("a"),
         pool.scope("a").__enter__, lambda: pool.on_shortage("a", print), lambda: pool.set_hard_limit("50%"),
+        lambda: pool.set_soft_limit("50%"), pool.sleep, pool.wake, pool.reclaim, pool.reset_peaks, pool.flush_trace,
+        lambda: pool.explain_refusal(1), lambda: pool.borrow(0), lambda: pool.long_lived(0), lambda: stream.raw,
+        lambda: stream.wait_for(other), stream.retire, lambda: gpumem.record_use(block.address, other),
     ]
     for call in calls:
         assert "forked: start workers with spawn" in refusal(call)
@@ -53,7 +60,34 @@ print(results.get(timeout=60))
 worker.join(60)
 print(worker.exitcode, pool.alloc(4096, stream).address != 0)
 """)
-        self.assertEqual(found, ["14", "0", "True"])
+        self.assertEqual(found, ["27", "0", "True"])
+
+    @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")
+    @unittest.skipIf(standin.missing(), standin.missing())
+    def test_a_worker_that_uses_the_gpu_through_a_library_is_refused(self):
+        code = """
+import os, sys
+kept = [make(), make()]
+kept.pop()  # cached from now on
+child = os.fork()
+if child == 0:
+    for size in (4096, 3 << 20):
+        try:
+            make(size)
+        except Exception as error:
+            refusal = str(error)
+        else:
+            refusal = "none"
+        if "forked: start workers with spawn" not in refusal:
+            sys.exit(f"{size} bytes: {refusal}")
+    # It ends with the parent's memory.
+    sys.exit(0)
+print(os.waitpid(child, 0)[1], make() is not None)
+"""
+        for name in ("pool", "cupy", "torch", "rmm"):
+            with self.subTest(door=name):
+                done = standin.run(DOORS[name] + code, PYTHONWARNINGS="ignore::DeprecationWarning")
+                self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "0 True\n", ""))
 
     def test_workers_that_do_not_use_it_work(self):
         """Data loaders: threads of the parent hold locks at the fork, and workers end with what they have inherited."""
