@@ -274,30 +274,96 @@ static void threads(void) {
     in_threads(pools_of_a_device, NULL);
 }
 
-static gpumem_stream *dying_stream;
+/* A call inside of a callback, which may end what the callback's own request uses. */
+enum call { RETIRE, DESTROY_STREAM, DESTROY_POOL, SLEEP, TRIM, END_SCOPE, UNREGISTER, CALL_COUNT };
 
-/* The pool is destroyed inside of its own report. */
-static void destroy_inside(const char *report, void *user_data) {
-    gpumem_pool **pool = user_data;
-    CHECK(*report != 0);
-    OK(gpumem_pool_destroy(*pool));
-    OK(gpumem_stream_destroy(dying_stream));
+static struct {
+    gpumem_pool *pool;
+    gpumem_stream *stream;
+    gpumem_holder *holder;
+    uint64_t scope;
+    enum call call;
+    int count;
+} scene;
+
+/* Makes the call. A first callback makes it, later ones find it made. */
+static gpumem_result make_call(void) {
+    scene.count += 1;
+    switch (scene.call) {
+    case RETIRE: return gpumem_stream_retire(scene.stream);
+    case DESTROY_STREAM: return gpumem_stream_destroy(scene.stream);
+    case DESTROY_POOL: return gpumem_pool_destroy(scene.pool);
+    case SLEEP: return gpumem_pool_sleep(scene.pool, GPUMEM_KEEP_ON_HOST);
+    case TRIM: return gpumem_pool_trim(scene.pool, 0, NULL);
+    case END_SCOPE: return gpumem_scope_end(scene.scope, NULL);
+    default: return gpumem_holder_unregister(scene.holder);
+    }
 }
 
-static void a_callback_destroys_its_pool(void) {
-    gpumem_pool_options options;
-    static gpumem_pool *pool;
-    void *address = NULL;
-    memset(&options, 0, sizeof options);
-    options.struct_size = sizeof options;
-    options.hard_limit_bytes = 32 * MIB;
-    options.on_out_of_memory = destroy_inside;
-    options.user_data = &pool;
-    OK(gpumem_pool_create(&options, &pool));
-    OK(gpumem_stream_create(pool, &dying_stream));
-    FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 64 * MIB, dying_stream, &address));
-    CHECK(strstr(gpumem_last_error(), "64.000 MiB") != NULL);
-    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(pool));
+static void report_calls(const char *report, void *user_data) {
+    (void)user_data;
+    CHECK(strstr(report, "16.000 MiB") != NULL);
+    OK(make_call());
+}
+
+static int32_t reclaim_calls(uint32_t is_last_resort, void *user_data) {
+    (void)is_last_resort, (void)user_data;
+    if (scene.count == 0) OK(make_call());
+    return 0;
+}
+
+static int32_t reclaim_nothing(uint32_t is_last_resort, void *user_data) {
+    (void)is_last_resort, (void)user_data;
+    return 0;
+}
+
+/* Ends a thing that the call has ended already, with the code for that, or ends it now. */
+#define ENDS(its_call, code, end)                                                                            \
+    do {                                                                                                     \
+        if (scene.call == (its_call)) FAILS(code, end);                                                      \
+        else OK(end);                                                                                        \
+    } while (0)
+
+/* Each call inside of each callback returns, and so does the request. */
+static void calls_inside_of_callbacks(struct driver cuda) {
+    int index;
+    for (index = 0; index < 2 * CALL_COUNT; index++) {
+        const int is_in_report = index % 2;
+        gpumem_pool_options options;
+        void *raw = NULL, *kept = NULL, *address = NULL;
+        memset(&scene, 0, sizeof scene);
+        scene.call = (enum call)(index / 2);
+        memset(&options, 0, sizeof options);
+        options.struct_size = sizeof options;
+        options.hard_limit_bytes = 32 * MIB;
+        options.on_out_of_memory = is_in_report ? report_calls : NULL;
+        OK(gpumem_pool_create(&options, &scene.pool));
+        CHECK(cuda.stream_create(&raw, 1) == 0);
+        OK(gpumem_stream_borrow(scene.pool, raw, &scene.stream));
+        OK(gpumem_scope_begin(scene.pool, "callbacks", &scene.scope));
+        OK(gpumem_holder_register(scene.pool, "a cache", is_in_report ? reclaim_nothing : reclaim_calls, NULL, &scene.holder));
+        OK(gpumem_alloc(scene.pool, 20 * MIB, scene.stream, &kept));
+        if (scene.call == SLEEP && !is_in_report) {
+            /* The memory that fell asleep made room for the request, which had begun before. */
+            OK(gpumem_alloc(scene.pool, 16 * MIB, scene.stream, &address));
+        } else {
+            FAILS(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(scene.pool, 16 * MIB, scene.stream, &address));
+            CHECK(strstr(gpumem_last_error(), "16.000 MiB") != NULL && address == NULL);
+        }
+        CHECK(scene.count == 1);
+        OK(gpumem_free(address));
+        if (scene.call == SLEEP) {
+            FAILS(GPUMEM_ERROR_STATE, gpumem_alloc(scene.pool, 4096, scene.stream, &address));
+            OK(gpumem_pool_wake(scene.pool));
+        }
+        OK(gpumem_free(kept));
+        ENDS(UNREGISTER, GPUMEM_ERROR_INVALID_HANDLE, gpumem_holder_unregister(scene.holder));
+        ENDS(END_SCOPE, GPUMEM_ERROR_STATE, gpumem_scope_end(scene.scope, NULL));
+        if (scene.call != DESTROY_STREAM) ENDS(RETIRE, GPUMEM_ERROR_STATE, gpumem_stream_retire(scene.stream));
+        ENDS(DESTROY_STREAM, GPUMEM_ERROR_INVALID_HANDLE, gpumem_stream_destroy(scene.stream));
+        ENDS(DESTROY_POOL, GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_destroy(scene.pool));
+        CHECK(cuda.stream_destroy(raw) == 0);
+    }
 }
 
 int main(void) {
@@ -306,7 +372,7 @@ int main(void) {
     addresses();
     results();
     threads();
-    a_callback_destroys_its_pool();
+    calls_inside_of_callbacks(open_driver());
     puts("misuse: ok");
     return 0;
 }
