@@ -170,6 +170,30 @@ class PoolTest(unittest.TestCase):
         with self.assertRaisesRegex(gpumem.WrongState, "has no trace; set trace= of gpumem.Pool, or GPUMEM_TRACE"):
             self.pool.flush_trace()
 
+    def test_texts_of_programs_keep_to_their_lines(self):
+        hostile = "a\ninjected\r\x1b[31m\x7f\u202e\u2066\ufeff" * 4000
+
+        def check(text):
+            self.assertTrue(10 < len(text) < 20_000, len(text))
+            self.assertNotRegex(text, r"\ninjected|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066\ufeff]")
+
+        for option in ("conf", "hard_limit", "soft_limit", "peers", "trace"):
+            with self.subTest(option), self.assertRaises(gpumem.InvalidArgument) as caught:
+                gpumem.Pool(**{option: hostile})
+            check(str(caught.exception))
+        with gpumem.Pool(hard_limit="32MiB", on_out_of_memory=check) as pool, pool.part(hostile) as part, part.scope(hostile):
+            kept = part.alloc(20 * MIB, self.stream)
+            with self.assertLogs("gpumem"), pool.on_shortage(hostile, lambda is_last_resort: 1 / 0):
+                with self.assertRaisesRegex(gpumem.OutOfMemory, "it returned 1") as caught:
+                    part.alloc(16 * MIB, self.stream)
+            for text in (str(caught.exception), part.explain_refusal(16 * MIB), part.status_text(), pool.status_text()):
+                check(text)
+            part.sleep()
+            with self.assertRaises(gpumem.WrongState) as caught:
+                part.alloc(1, self.stream)
+            check(str(caught.exception))
+            kept.free()
+
     def test_scopes_count_for_a_tag(self):
         with self.pool.scope("forward") as scope:
             held = self.pool.alloc(3 * MIB, self.stream)

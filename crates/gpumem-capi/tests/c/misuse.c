@@ -366,12 +366,97 @@ static void calls_inside_of_callbacks(struct driver cuda) {
     }
 }
 
+/* Names that break lines, control terminals or turn the direction of writing, and that are long. */
+#define HOSTILE "a\ninjected\r\x1b[31m\x7f\xe2\x80\xae\xe2\x81\xa6\xef\xbb\xbf"
+static char hostile[70000];
+
+static void is_clean(const char *text) {
+    static const char *const turns[] = {"\xe2\x80\xae", "\xe2\x81\xa6", "\xef\xbb\xbf"};
+    size_t index;
+    CHECK(strlen(text) > 10 && strlen(text) < 20000 && strstr(text, "\ninjected") == NULL);
+    for (index = 0; text[index] != 0; index++) CHECK(text[index] == '\n' || ((unsigned char)text[index] >= 32 && text[index] != 127));
+    for (index = 0; index < sizeof turns / sizeof *turns; index++) CHECK(strstr(text, turns[index]) == NULL);
+}
+
+#define FAILS_CLEANLY(code, call)                                                                            \
+    do {                                                                                                     \
+        uint32_t interface;                                                                                  \
+        FAILS(code, call);                                                                                   \
+        is_clean(gpumem_last_error());                                                                       \
+        for (interface = GPUMEM_INTERFACE_C; interface <= GPUMEM_INTERFACE_RMM; interface++) {               \
+            is_clean(gpumem_last_error_as(interface));                                                       \
+        }                                                                                                    \
+    } while (0)
+
+static int32_t fail(uint32_t is_last_resort, void *user_data) {
+    (void)is_last_resort, (void)user_data;
+    return 7;
+}
+
+static void report_is_clean(const char *report, void *user_data) {
+    is_clean(report);
+    *(int *)user_data += 1;
+}
+
+static void texts(void) {
+    static char text[1 << 20];
+    gpumem_pool_options options;
+    gpumem_pool *pool = NULL, *part = NULL, *refused = NULL;
+    gpumem_stream *stream = NULL;
+    gpumem_holder *holder = NULL;
+    void *address = NULL, *kept = NULL;
+    uint64_t scope = 0;
+    int reports = 0;
+    size_t index;
+    while (strlen(hostile) < sizeof hostile - sizeof HOSTILE) strcat(hostile, HOSTILE);
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    for (index = 0; index < 5; index++) {
+        const char **const fields[] = {&options.conf, &options.hard_limit, &options.soft_limit, &options.peers, &options.trace_path};
+        *fields[index] = hostile;
+        FAILS_CLEANLY(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(&options, &refused));
+        *fields[index] = NULL;
+    }
+    options.flags = GPUMEM_FROM_ENVIRONMENT;
+    CHECK(setenv("GPUMEM_HARD_LIMIT", hostile, 1) == 0);
+    FAILS_CLEANLY(GPUMEM_ERROR_ENVIRONMENT, gpumem_pool_create(&options, &refused));
+    CHECK(unsetenv("GPUMEM_HARD_LIMIT") == 0);
+    options.hard_limit_bytes = 32 * MIB;
+    options.on_out_of_memory = report_is_clean;
+    options.user_data = &reports;
+    OK(gpumem_pool_create(&options, &pool));
+    OK(gpumem_stream_create(pool, &stream));
+    FAILS_CLEANLY(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_set_hard_limit_text(pool, hostile));
+    OK(gpumem_pool_part(pool, hostile, &part));
+    OK(gpumem_holder_register(pool, hostile, fail, NULL, &holder));
+    OK(gpumem_scope_begin(part, hostile, &scope));
+    OK(gpumem_alloc(part, 20 * MIB, stream, &kept));
+    FAILS_CLEANLY(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(part, 16 * MIB, stream, &address));
+    FAILS_CLEANLY(GPUMEM_ERROR_OUT_OF_MEMORY, gpumem_alloc(pool, 16 * MIB, stream, &address));
+    CHECK(reports == 2 && strstr(gpumem_last_error(), "it returned 7") != NULL);
+    OK(gpumem_pool_explain_refusal(part, 16 * MIB, GPUMEM_INTERFACE_C, text, sizeof text, NULL));
+    is_clean(text);
+    OK(gpumem_pool_status_text(part, text, sizeof text, NULL));
+    is_clean(text);
+    OK(gpumem_pool_status_text(pool, text, sizeof text, NULL));
+    is_clean(text);
+    OK(gpumem_pool_sleep(part, GPUMEM_KEEP_NOTHING));
+    FAILS_CLEANLY(GPUMEM_ERROR_STATE, gpumem_alloc(part, MIB, stream, &address));
+    OK(gpumem_free(kept));
+    OK(gpumem_scope_end(scope, NULL));
+    OK(gpumem_holder_unregister(holder));
+    OK(gpumem_pool_destroy(part));
+    OK(gpumem_pool_destroy(pool));
+    OK(gpumem_stream_destroy(stream));
+}
+
 int main(void) {
     arguments();
     handles();
     addresses();
     results();
     threads();
+    texts();
     calls_inside_of_callbacks(open_driver());
     puts("misuse: ok");
     return 0;

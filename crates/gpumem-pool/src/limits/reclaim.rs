@@ -16,6 +16,7 @@ use core::time::Duration;
 use gpumem_device::Device;
 use gpumem_device::internal::{ReentrancyGuard, catch_panic};
 use gpumem_sys::fork;
+use gpumem_sys::text::Shown;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -211,6 +212,8 @@ fn asked(holder: Arc<dyn Reclaimable>, round: Round, kind: MemoryKind) -> Option
         Round::Purge => Some(holder.purge().map_err(|error| error.to_string())),
         Round::Release => Some(holder.release().map_err(|error| error.to_string())),
     });
+    // A long name leaves room for the failure.
+    let name = Shown::name(&name);
     match asked {
         Ok(answer) => answer.map(|answer| answer.map_err(|error| format!("{name}: {error}"))),
         Err(said) => Some(Err(format!("{name} panicked: {said}"))),
