@@ -30,20 +30,25 @@ entry.gpumem_torch_set_options.restype = None
 """
 
 
-# By library, what `pool` and `alloc(size)` are.
+# By library, what `pool` and `alloc(size)` are, and `free(kept)`, which frees the only memory of a list.
 LIBRARIES = {
     "torch": """
 entry.gpumem_torch_alloc.restype = ctypes.c_void_p
 entry.gpumem_torch_alloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 gpumem.torch.set_options(**options)
 pool = gpumem.torch.memory_pool()
+entry.gpumem_torch_free.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 def alloc(size):
     return entry.gpumem_torch_alloc(size, 0, None)
+def free(kept):
+    entry.gpumem_torch_free(kept.pop(), 1, 0, None)
 """,
     "cupy": """
 gpumem.cupy.set_options(**options)
 pool = gpumem.cupy.memory_pool()
 alloc = gpumem.cupy.allocator
+def free(kept):
+    kept.clear()
 """,
     "rmm": """
 resources = []
@@ -54,8 +59,11 @@ sys.modules["rmm"] = types.SimpleNamespace(mr=types.SimpleNamespace(
 import gpumem.rmm
 gpumem.rmm.install(0, **options)
 pool = gpumem.rmm.memory_pool(0)
+default = types.SimpleNamespace(__cuda_stream__=lambda: (0, 0))
 def alloc(size):
-    return resources[0][0](size, types.SimpleNamespace(__cuda_stream__=lambda: (0, 0)))
+    return resources[0][0](size, default)
+def free(kept):
+    resources[0][1](kept.pop(), 1, default)
 """,
 }
 
@@ -185,18 +193,38 @@ assert pool.status().asleep_bytes == 0
             self.assertTrue(all(file.stat().st_size > 40 for file in files))
 
     def test_uses_on_other_streams(self):
-        self.check("""
-from gpumem._native import check
-other, kept = pool.stream(), alloc(1 << 20)
-address = getattr(kept, "ptr", kept)
-gpumem.record_use(address, other)
+        """The next work on the memory waits for them. Without the call, the simulator finds a race."""
+        code = """
+import capturing
+cuda, other = capturing.stream()[0], pool.stream()
+def filled(memory, stream):
+    address = getattr(memory, "ptr", memory)
+    assert cuda.cuMemsetD8Async(ctypes.c_uint64(address), 1, ctypes.c_size_t(1 << 20), ctypes.c_void_p(stream)) == 0
+    return address
+kept = [alloc(1 << 20)]
+other.wait_for(pool.long_lived(0))
+address = filled(kept[0], other.raw)
+if is_recorded:
+    gpumem.record_use(address, other)
 try:
     gpumem.record_use(address + 256, other)
 except gpumem.UnknownAddress:
     pass
 else:
     raise SystemExit("a use of no block")
-""")
+free(kept)
+kept.append(alloc(1 << 20))
+filled(kept[0], 0)
+other.synchronize()
+"""
+        for name, library in LIBRARIES.items():
+            for is_recorded in (True, False):
+                with self.subTest(name, is_recorded=is_recorded):
+                    done = standin.run(f"{MODULES}options = {{}}\n{library}is_recorded = {is_recorded}\n{code}")
+                    self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+                    self.assertEqual(done.stderr == "", is_recorded, done.stderr)
+                    if not is_recorded:
+                        self.assertRegex(done.stderr, "simulator has found.*\n.*race")
 
     def test_reports(self):
         # PyTorch's exception for lack of memory needs PyTorch: a request of the pool itself has the same report.

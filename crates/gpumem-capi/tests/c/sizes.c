@@ -84,14 +84,18 @@ static void usage(void) {
 static void numbers(void) {
     static const size_t sizes[] = {4096, 1 << 20, (size_t)1 << 63, (size_t)-1};
     gpumem_pool *pool = create(NULL, 0), *made = NULL;
+    uint64_t scope = 0;
     size_t index;
+    OK(gpumem_scope_begin(pool, "numbers", &scope));
     for (index = 0; index < sizeof sizes / sizeof *sizes; index++) {
         void *place = place_of(0, 0);
         memcpy(place, &sizes[index], sizeof(size_t));
         FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_create(place, &made));
         FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_status(pool, place));
+        FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_scope_end(scope, place));
         CHECK(memcmp(place, &sizes[index], sizeof(size_t)) == 0);
     }
+    OK(gpumem_scope_end(scope, NULL));
     OK(gpumem_pool_destroy(pool));
 }
 
