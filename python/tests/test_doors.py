@@ -226,6 +226,30 @@ other.synchronize()
                     if not is_recorded:
                         self.assertRegex(done.stderr, "simulator has found.*\n.*race")
 
+    def test_devices_without_a_link(self):
+        """The memory of default pools is plain then, because the libraries copy by addresses."""
+        code = """
+import capturing
+cuda, (one, two) = capturing.stream()[0], [gpumem.Pool.for_device(ordinal) for ordinal in (0, 1)]
+assert pool.status_text() == one.status_text()
+with two.stream() as stream, two.alloc(4096, stream) as block:
+    stream.synchronize()
+    kept = [alloc(4096)]
+    address = getattr(kept[0], "ptr", kept[0])
+    null = ctypes.c_void_p(None)
+    assert cuda.cuMemsetD8Async(ctypes.c_uint64(address), 7, ctypes.c_size_t(4096), null) == 0
+    assert cuda.cuMemcpyAsync(ctypes.c_uint64(block.address), ctypes.c_uint64(address), ctypes.c_size_t(4096), null) == 0
+    assert cuda.cuStreamSynchronize(null) == 0
+    found = (ctypes.c_ubyte * 4096)()
+    assert cuda.cuMemcpyDtoH_v2(found, ctypes.c_uint64(block.address), ctypes.c_size_t(4096)) == 0
+    assert bytes(found) == bytes([7]) * 4096
+for found in (one, two):
+    assert ("Plain segments: there is no link to device" in found.status_text()) == is_plain, found.status_text()
+"""
+        for options in ("{}", "dict(soft_limit='1GiB')"):
+            self.check(f"is_plain = True\n{code}", options, GPUMEM_SIM_DEVICES="2", GPUMEM_SIM_LINKS="none")
+            self.check(f"is_plain = False\n{code}", options, GPUMEM_SIM_DEVICES="2")
+
     def test_reports(self):
         # PyTorch's exception for lack of memory needs PyTorch: a request of the pool itself has the same report.
         self.check(

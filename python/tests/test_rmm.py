@@ -42,8 +42,8 @@ class CallbacksTest(unittest.TestCase):
         keep = types.SimpleNamespace(CallbackMemoryResource=lambda allocate, deallocate: (allocate, deallocate))
         sys.modules.pop("gpumem.rmm", None)
         with mock.patch.dict(sys.modules, {"rmm": types.SimpleNamespace(mr=keep)}):
-            functions = importlib.import_module("gpumem.rmm").resource(self.pool)
-        self.allocate, self.deallocate = functions
+            self.resource = importlib.import_module("gpumem.rmm").resource
+        self.allocate, self.deallocate = self.resource(self.pool)
         sys.modules.pop("gpumem.rmm", None)
 
     def test_streams_that_differ(self):
@@ -55,6 +55,20 @@ class CallbacksTest(unittest.TestCase):
                 self.assertEqual(self.pool.status().in_use_bytes, 1 << 20)
                 self.deallocate(address, 1 << 20, Named(freed_on))
                 self.assertEqual(self.pool.status().in_use_bytes, 0)
+
+    def test_a_part_serves_its_resource(self):
+        part, size = self.pool.part("columns"), 6 << 20
+        allocate, deallocate = self.resource(part)
+        addresses = allocate(size, Named(0)), self.allocate(size, Named(0))
+        self.assertEqual([pool.status().in_use_bytes for pool in (part, self.pool)], [size, size])
+        part.sleep()
+        with self.assertRaisesRegex(gpumem.WrongState, "sleeps"):
+            allocate(4096, Named(0))
+        self.deallocate(self.allocate(4096, Named(0)), 4096, Named(0))
+        part.wake()
+        deallocate(addresses[0], size, Named(0))
+        self.deallocate(addresses[1], size, Named(0))
+        self.assertEqual([pool.status().in_use_bytes for pool in (part, self.pool)], [0, 0])
 
     def test_a_second_free_is_logged(self):
         address = self.allocate(100, Named(0))

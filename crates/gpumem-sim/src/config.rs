@@ -203,6 +203,10 @@ impl SimConfig {
         if let Some(value) = read(DEVICES)? {
             config.device_count = parse_devices(value)?;
         }
+        if read(LINKS)?.map(parse_links).transpose()? == Some(false) {
+            let pairs = (0..config.device_count).flat_map(|peer| (0..peer).map(move |device| (device, peer)));
+            config.severed.extend(pairs);
+        }
         if let Some(value) = read(MEMORY)? {
             config.memory_bytes = parse_memory(value)?;
         }
@@ -244,6 +248,7 @@ const INTEGRATED: &str = "GPUMEM_SIM_INTEGRATED";
 const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
 const RULES: &str = "GPUMEM_SIM_RULES";
 const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
+const LINKS: &str = "GPUMEM_SIM_LINKS";
 
 const SCHEDULE_EXPECTED: &str = "use random, late, early, or choices such as 0.2.1";
 
@@ -264,6 +269,15 @@ fn parse_memory(value: String) -> Result<u64, EnvError> {
 fn parse_page_cache(value: String) -> Result<u64, EnvError> {
     let size = parse_size(&value);
     size.ok_or_else(|| bad(INTEGRATED, value, "use a size such as 6GiB, 500MB or 0: the host's page cache"))
+}
+
+/// True for links between all devices, false for none.
+fn parse_links(value: String) -> Result<bool, EnvError> {
+    match value.trim().to_lowercase().as_str() {
+        "all" => Ok(true),
+        "none" => Ok(false),
+        _ => Err(bad(LINKS, value, "use all or none")),
+    }
 }
 
 fn parse_backtraces(value: String) -> Result<bool, EnvError> {
@@ -295,6 +309,7 @@ mod tests {
         );
         assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
         assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
+        assert_eq!((parse_links("all".into()), parse_links(" None".into())), (Ok(true), Ok(false)));
         assert_eq!((parse_page_cache("0".into()), parse_page_cache("6GiB".into())), (Ok(0), Ok(6 << 30)));
     }
 
@@ -307,6 +322,7 @@ mod tests {
             parse_memory("1KiB".into()).unwrap_err(),
             parse_backtraces("yes".into()).unwrap_err(),
             parse_page_cache("yes".into()).unwrap_err(),
+            parse_links("some".into()).unwrap_err(),
         ]
         .map(|error| error.to_string());
         assert!(
@@ -318,7 +334,8 @@ mod tests {
                 && texts[1].contains("to 64")
                 && texts[2].contains("8GiB")
                 && texts[3].contains("2MiB")
-                && texts[5].contains("GPUMEM_SIM_INTEGRATED=\"yes\""),
+                && texts[5].contains("GPUMEM_SIM_INTEGRATED=\"yes\"")
+                && texts[6].contains("all or none"),
             "{texts:?}"
         );
     }

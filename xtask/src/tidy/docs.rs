@@ -102,6 +102,31 @@ pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding>
     findings
 }
 
+/// The page that says what each language and library has.
+const INTERFACES: &str = "docs/reference/interfaces.md";
+
+/// Checks that each cell of the tables of [`INTERFACES`] has a test, refers to another cell (`as C`), or says `*not here*`.
+pub(super) fn cells(files: &Files) -> Vec<Finding> {
+    let Some(text) = files.get(INTERFACES) else { return Vec::new() };
+    let mut findings = Vec::new();
+    let lines: Vec<_> = text.lines().collect();
+    let is_row = |index: usize| lines[index].starts_with("| ");
+    // After a heading and its rule. The first cell is the feature.
+    for index in (2..lines.len()).filter(|index| (index - 2..=*index).all(is_row)) {
+        let cells = lines[index].trim_matches('|').split(" | ").skip(1).map(str::trim);
+        let is_told = |cell: &str| {
+            cell.starts_with("as ")
+                || cell.contains("*not here*")
+                || cell.split('`').skip(1).step_by(2).any(|code| code.contains("::"))
+        };
+        for cell in cells.filter(|cell| !is_told(cell)) {
+            let what = format!("the cell {cell:?} has no test");
+            findings.push(Finding::new(INTERFACES, index + 1, what, "name one, or write *not here* and why"));
+        }
+    }
+    findings
+}
+
 /// The abbreviations of test folders in documents.
 const TEST_FOLDERS: [(&str, &str); 10] = [
     ("c/", "crates/gpumem-capi/tests/c/"),
@@ -174,6 +199,20 @@ mod tests {
         let findings = named_tests("docs/x.md", text, &files);
         assert_eq!(findings.len(), 1);
         assert!(findings[0].to_string().starts_with("docs/x.md:4: there is no test pool/a.rs::it_fails"));
+    }
+
+    #[test]
+    fn every_cell_has_a_test_or_a_reason() {
+        let text = "| what | C | D |\n| --- | --- | --- |\n| a | `c/a.c::a` | as C, too |\n| b | *not here*: why | `c/a.c::b` |\n\
+                    | c | `c/a.c::c` | yes |\n| d | `peers` of it | `c/a.c::d`; more |\n";
+        let files = Files::from([(INTERFACES.into(), text.into())]);
+        let found: Vec<_> = cells(&files).iter().map(ToString::to_string).collect();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].starts_with("docs/reference/interfaces.md:5: the cell \"yes\" has no test"),
+            "{found:?}"
+        );
+        assert!(found[1].contains(":6: the cell \"`peers` of it\""), "{found:?}");
     }
 
     #[test]

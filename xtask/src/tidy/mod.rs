@@ -82,6 +82,7 @@ fn check(files: &Files) -> Vec<Finding> {
         }
     }
     findings.extend(docs::book(files));
+    findings.extend(docs::cells(files));
     let packages = imports::packages(files);
     findings.extend(rooms::check(files, &packages));
     findings.extend(cycles::check(&packages));

@@ -30,6 +30,10 @@ pub const VARIABLES: &[Variable] = &[
         name: "GPUMEM_SIM_INTEGRATED",
         meaning: "a size such as `6GiB`: the simulator's devices are integrated, and this much of their memory is in the host's page cache (default: not integrated)",
     },
+    Variable {
+        name: "GPUMEM_SIM_LINKS",
+        meaning: "`all` (default) or `none`: which of the simulator's devices have a link to each other",
+    },
 ];
 
 /// Reads one of [`VARIABLES`].
