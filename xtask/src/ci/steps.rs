@@ -20,6 +20,7 @@ pub(super) const STEPS: &[Step] = &[
     gate("devices", "suites of arrays on two simulated devices: copies, reads and broadcasts, with a link and without", devices),
     gate("docs", "no warning in the documentation", docs),
     gate("examples", "the examples, unoptimised as the tests built them", examples),
+    gate("bundle", "a bundle for GPUs is laid out and listed, and each of its suites has cases", bundle),
     gate("capi", "C and C++ programs on the drop-in driver, with the address sanitizer too", capi),
     gate("python", "the Python package: a wheel, and its tests on the drop-in driver, with PyTorch where it is installed", python),
     gate("interop", "cudarc on the drop-in driver", interop),
@@ -28,7 +29,7 @@ pub(super) const STEPS: &[Step] = &[
     full("generators", "the generators make all generated files again; their own tests", generators),
     full("messages", "messages of the compiler that this project states; each program that must not compile has the stated error", messages),
     full("nvrtc", "CUDA text is compiled at run time, with NVRTC from the Python package index", nvrtc),
-    full("bundle", "each suite of a bundle for GPUs has cases; each bench runs, unoptimised, and its rows are parsed", bundle),
+    full("benches", "each bench runs, unoptimised, and its rows are parsed", benches),
     full("others", "more programs of others on the drop-in driver, without candle, cubecl and cuda-core", others),
     full("packages", "each package's library, tests and examples build alone, from its files", packages::packages),
     full("minimal", "libraries build from the files of the packages, with the lowest versions of dependencies", packages::minimal),
@@ -258,12 +259,19 @@ fn examples() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// From the programs of the step `test`, so only the benches are built.
+/// From the programs of the step `test`, so nothing is built.
 fn bundle() -> Result<Outcome> {
+    if !cfg!(target_os = "linux") {
+        return Ok(Outcome::Skipped("bundles are for Linux".into()));
+    }
+    crate::gpu_test::check()?;
+    Ok(Outcome::Passed)
+}
+
+fn benches() -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
-    crate::gpu_test::check()?;
     let drop_in = crate::drop_in::lay_out(&crate::workspace::root().join("target/interop/drop-in"))?;
     crate::measure::check_benches(&drop_in)?;
     Ok(Outcome::Passed)

@@ -12,7 +12,7 @@ mod runner;
 mod suite;
 
 use crate::table;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -36,12 +36,18 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Lists what a bundle contains, from the programs that `cargo test --workspace` builds. Fails where a suite has no case.
+/// Lays out and lists a bundle of the programs that `cargo test --workspace` builds, without benches and runners, which are optimised. Fails
+/// where a suite has no case.
 pub(crate) fn check() -> Result<()> {
-    for program in build::programs_on_simulator()? {
-        let folder =
-            suite::FOLDERS.iter().find(|(_, kind)| *kind == program.kind).map_or("", |(folder, _)| folder);
-        println!("{folder}/{}", program.name);
+    let programs = build::programs_on_simulator()?;
+    let folder = crate::workspace::root().join("target/bundle");
+    bundle::write(&programs, &[], &[], &folder)?;
+    for (kind_folder, kind) in suite::FOLDERS {
+        for program in programs.iter().filter(|program| program.kind == kind) {
+            let path = format!("{kind_folder}/{}", program.name);
+            ensure!(folder.join(&path).is_file(), "the bundle has no {path}");
+            println!("{path}");
+        }
     }
-    Ok(())
+    Ok(std::fs::remove_dir_all(folder)?)
 }
