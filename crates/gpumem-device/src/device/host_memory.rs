@@ -84,6 +84,8 @@ struct Registration {
     is_written: bool,
     /// The other devices that were lost before, or whose loss has been returned.
     known_lost: Vec<WeakContext>,
+    /// True if a loss has been returned: the program knows that the contents may be wrong.
+    is_loss_returned: bool,
     is_registered: bool,
     /// True if the registration has ended, so no work uses the memory.
     is_over: bool,
@@ -156,8 +158,9 @@ impl<B: HostBuffer> HostMemory<B> {
     ///
     /// - [`DeviceError::Driver`] if the wait fails, because another thread captures or because the driver refuses; a retry
     ///   may succeed.
-    /// - [`DeviceError::DeviceLost`] if the context of a device was lost since the registration, unless devices only read the buffer: work
-    ///   that writes it may not have run. No device uses the buffer any more. The next call returns it, with unspecified elements.
+    /// - [`DeviceError::DeviceLost`] if the context of a device was lost since the registration, and [`DeviceError::AwaitedDeviceLost`] if a
+    ///   device has waited for one that is lost, unless devices only read the buffer: work that writes it may not have run. No device uses
+    ///   the buffer any more. The next call returns it, with unspecified elements.
     pub fn into_inner(mut self) -> Result<B, HostMemoryError<Self>> {
         if let Err(forked) = not_forked() {
             return Err(HostMemoryError::new(forked, self));
@@ -377,7 +380,7 @@ impl Device {
         memory.end();
         // A lost context ended the wait, so the work may not have run.
         match memory.registration.new_loss() {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
             None => self.check_awaited().map(|()| result),
         }
     }
@@ -448,6 +451,7 @@ impl Registration {
             size_bytes,
             is_written: !matches!(access, Access::ReadOnly),
             known_lost: Vec::new(),
+            is_loss_returned: false,
             is_registered: false,
             is_over: false,
         };
@@ -510,14 +514,21 @@ impl Registration {
     ///
     /// # Errors
     ///
-    /// The errors of the wait. [`DeviceError::DeviceLost`] if work that writes the memory may not have run.
+    /// The errors of the wait. Once for each loss, [`DeviceError::DeviceLost`] or [`DeviceError::AwaitedDeviceLost`] if work that writes the
+    /// memory may not have run.
     fn settle_whole(&mut self) -> Result<(), DeviceError> {
-        if self.size_bytes > 0 && self.is_written {
-            self.device.settle_machine(Patience::Owned)?;
-            self.new_loss().map_or(Ok(()), Err)?;
-            self.device.check_awaited()?;
+        if self.size_bytes == 0 || !self.is_written {
+            return Ok(());
         }
-        Ok(())
+        self.device.settle_machine(Patience::Owned)?;
+        let whole = match self.new_loss() {
+            Some(error) => Err(error),
+            None if self.is_loss_returned => Ok(()),
+            // The device of this memory keeps the list of waits alive, so this error would come again in each call.
+            None => self.device.check_awaited(),
+        };
+        self.is_loss_returned |= whole.is_err();
+        whole
     }
 
     /// Waits until no work uses the memory, and unregisters it.

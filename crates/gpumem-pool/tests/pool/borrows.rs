@@ -574,6 +574,31 @@ fn the_loss_of_another_device_is_an_error_of_each_borrow() {
     drop(second);
 }
 
+/// The loss of a device that another one waits for is returned once as well, by memory from before the loss and from after it.
+#[test]
+fn memory_returns_although_its_device_awaits_a_lost_one() {
+    let rig = Rig::new(&["cuDeviceGetPCIBusId#1=lose:700@1"]);
+    let second = Device::new(&rig.driver, 1).unwrap();
+    let [stream, awaited] = [&rig.device, &second].map(|device| Stream::new(device).unwrap());
+    let register = || HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
+    let before = register();
+    {
+        let _bound = second.bind().unwrap();
+        // SAFETY: the memory has that many bytes, and ends after the work.
+        unsafe { rig.driver.cuMemsetD8Async(before.address(), 1, LEN, awaited.raw()).unwrap() };
+    }
+    stream.wait_for(&awaited).unwrap();
+    let mut text = [0; 64];
+    // SAFETY: the text has as many bytes, and outlives the call.
+    unsafe { rig.driver.cuDeviceGetPCIBusId(text.as_mut_ptr(), 64, 0).unwrap() };
+    let lost = before.into_inner().unwrap_err();
+    assert!(matches!(lost.error(), PoolError::DeviceLost(_)), "{lost}");
+    assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
+    let lost = register().into_inner().unwrap_err();
+    assert!(matches!(lost.error(), PoolError::AwaitedDeviceLost { ordinal: 0, awaited: 1, .. }), "{lost}");
+    assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
+}
+
 #[test]
 fn a_panic_inside_the_closure_waits_too() {
     let rig = Rig::new(&[]);
