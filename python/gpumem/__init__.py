@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, SupportsIndex
@@ -51,7 +52,7 @@ from ._native import (
     check,
     check_callable,
     check_size,
-    end,
+    ending,
     keep,
     library,
     limit_text,
@@ -94,7 +95,7 @@ _log = logging.getLogger("gpumem")
 
 def record_use(address: int, stream: Stream) -> None:
     """Records that work on another stream uses a pool's memory, such as an array's. The free waits, on the device, for that work."""
-    check(library.gpumem_record_use(check_size("address", address), stream._handle))
+    check(library.gpumem_record_use(check_size("address", address), _handle_of(stream)))
 
 
 def version() -> tuple[int, int, int]:
@@ -105,6 +106,11 @@ def version() -> tuple[int, int, int]:
 
 class _Owner:
     """An object that ends what it holds. A copy would end it a second time, perhaps after another object got it."""
+
+    # Ends what the object holds, and returns the library's result: nothing, unless a constructor sets it.
+    _end: Callable[[], int] = int
+    # A method would leave the memory allocated if an interrupt came before its first instruction.
+    __del__ = property(operator.attrgetter("_end"))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled, because it ends what it holds; pass the object itself")
@@ -148,14 +154,15 @@ class Pool(_Owner):
         if on_out_of_memory is not None:
             options.on_out_of_memory, options.user_data = _out_of_memory_function(on_out_of_memory)
         # Set before the call, because an interrupt may follow it.
-        self._handle, self._is_own = ctypes.c_void_p(), True
+        self._handle = ctypes.c_void_p()
+        self._end = ending(self._handle, END_POOL)
         check(library.gpumem_pool_create(ctypes.byref(options), ctypes.byref(self._handle)), _interface)
 
     @classmethod
     def for_device(cls, ordinal: int = 0) -> Pool:
         """The device's default pool in this process. The first call creates it from the environment. It is never closed."""
         pool = cls.__new__(cls)
-        pool._handle, pool._is_own = ctypes.c_void_p(), False
+        pool._handle = ctypes.c_void_p()
         check(library.gpumem_pool_for_device(check_size("ordinal", ordinal, 2**32), ctypes.byref(pool._handle)))
         return pool
 
@@ -167,29 +174,24 @@ class Pool(_Owner):
             return cls.for_device(ordinal)
         pool = cls(ordinal, _interface=interface, **given)
         check(library.gpumem_pool_set_default(pool._handle), interface)
-        pool._is_own = False
+        pool._end = int
         return pool
 
     @classmethod
     def _of(cls, handle: ctypes.c_void_p) -> Pool:
         pool = cls.__new__(cls)
-        pool._handle, pool._is_own = handle, False
+        pool._handle = handle
         return pool
 
     def close(self) -> None:
         """Ends the use of the pool. Its memory returns to the driver once its last block is freed."""
-        if self._is_own:
-            check(end(self._handle, END_POOL))
+        check(self._end())
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_is_own", False):
-            end(self._handle, END_POOL)
 
     def stream(self) -> Stream:
         """Creates a stream on the pool's device."""
@@ -206,7 +208,7 @@ class Pool(_Owner):
     def alloc(self, size: SupportsIndex, stream: Stream) -> Block:
         """Allocates bytes for work that is queued on the stream from now on. Raises `OutOfMemory` with the report."""
         block = Block(0, check_size("size", size))
-        check(library.gpumem_alloc(self._handle, block.size, stream._handle, ctypes.byref(block._place)))
+        check(library.gpumem_alloc(self._handle, block.size, _handle_of(stream), ctypes.byref(block._place)))
         return block
 
     def scope(self, tag: str) -> Scope:
@@ -270,7 +272,8 @@ class Pool(_Owner):
         """
         text = _text("the name of a part", name)
         part = Pool.__new__(Pool)
-        part._handle, part._is_own = ctypes.c_void_p(), True
+        part._handle = ctypes.c_void_p()
+        part._end = ending(part._handle, END_POOL)
         check(library.gpumem_pool_part(self._handle, text, ctypes.byref(part._handle)))
         return part
 
@@ -314,12 +317,13 @@ class Stream(_Owner):
     """A stream of a device."""
 
     _handle: ctypes.c_void_p
-    _is_own: bool
 
     @classmethod
     def _made(cls, function: Any, pool: ctypes.c_void_p, *arguments: int, is_own: bool = True) -> Stream:
         stream = cls.__new__(cls)
-        stream._handle, stream._is_own = ctypes.c_void_p(), is_own
+        stream._handle = ctypes.c_void_p()
+        if is_own:
+            stream._end = ending(stream._handle, END_STREAM)
         check(function(pool, *arguments, ctypes.byref(stream._handle)))
         return stream
 
@@ -332,7 +336,7 @@ class Stream(_Owner):
 
     def wait_for(self, other: Stream) -> None:
         """Makes later work on this stream wait, on the device, for the work queued so far on `other`."""
-        check(library.gpumem_stream_wait_for(self._handle, other._handle))
+        check(library.gpumem_stream_wait_for(self._handle, _handle_of(other)))
 
     def synchronize(self) -> None:
         """Waits on the host for the work queued so far."""
@@ -344,7 +348,7 @@ class Stream(_Owner):
 
     def close(self) -> None:
         """Ends the use of the stream. A stream that this package created is destroyed."""
-        check(end(self._handle, END_STREAM))
+        check(ending(self._handle, END_STREAM)())
 
     def __enter__(self) -> Stream:
         return self
@@ -352,9 +356,12 @@ class Stream(_Owner):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_is_own", False):
-            end(self._handle, END_STREAM)
+
+def _handle_of(stream: Stream) -> ctypes.c_void_p:
+    """The handle of an argument that should be a stream."""
+    if not isinstance(stream, Stream):
+        raise TypeError(f"the stream is of the type {type(stream).__name__}; pass a gpumem.Stream")
+    return stream._handle
 
 
 class Block(_Owner):
@@ -362,6 +369,7 @@ class Block(_Owner):
 
     def __init__(self, address: int, size: int) -> None:
         self._place = ctypes.c_void_p(check_size("address", address))
+        self._end = ending(self._place, FREE)
         self.size = size
         """The size in bytes."""
 
@@ -379,17 +387,13 @@ class Block(_Owner):
 
     def free(self) -> None:
         """Frees the block; a second call does nothing."""
-        check(end(self._place, FREE))
+        check(self._end())
 
     def __enter__(self) -> Block:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.free()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_place"):
-            end(self._place, FREE)
 
 
 class Scope(_Owner):
@@ -439,7 +443,7 @@ class Holder(_Owner):
     def close(self) -> None:
         """Ends the registration; a second call does nothing."""
         atexit.unregister(self.close)
-        check(end(self._handle, END_HOLDER))
+        check(ending(self._handle, END_HOLDER)())
 
     def __enter__(self) -> Holder:
         return self

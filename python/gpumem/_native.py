@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 import os
 from collections.abc import Callable, Iterable
@@ -292,10 +293,9 @@ def _declare() -> None:
     library.gpumem_last_error_as.argtypes, library.gpumem_last_error_as.restype = (ctypes.c_uint32,), ctypes.c_char_p
 
 
-def end(place: ctypes.c_void_p, function: Any) -> int:
-    """Ends the object in a place, once, with a function, and returns its result."""
-    result: int = callbacks.gpumem_python_end(ctypes.byref(place), function)
-    return result
+def ending(place: ctypes.c_void_p, function: Any) -> Callable[[], int]:
+    """Returns what ends the object in a place, once, with a function, and returns its result. It runs no instruction of Python."""
+    return functools.partial(callbacks.gpumem_python_end, ctypes.byref(place), function)
 
 
 library.gpumem_version.argtypes, library.gpumem_version.restype = (), ctypes.c_uint32

@@ -49,7 +49,7 @@ def resource(pool: Pool) -> Any:
     It keeps the pool for the rest of the process, because RMM's C++ objects may still free memory when the resource is collected.
     """
     # While the process ends, Python may collect the pool before buffers are freed.
-    pool._is_own = False
+    pool._end = int
     callbacks = _Callbacks(pool)
     # RMM's C++ objects have the addresses of the functions but no references, and may free memory until the process ends.
     return rmm.mr.CallbackMemoryResource(*keep((callbacks.allocate, callbacks.deallocate)))

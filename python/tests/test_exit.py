@@ -231,7 +231,7 @@ class ExitTest(unittest.TestCase):
     def test_with_a_refusal_once_python_has_ended(self):
         code = """
 import ctypes, standin
-pool._is_own = stream._is_own = False
+pool._end = stream._end = int
 address = ctypes.cast(gpumem._native.library.gpumem_alloc, ctypes.c_void_p).value
 holder = pool.on_shortage("a cache", lambda is_last: None)
 standin.extension().request_at_exit(address, pool._handle.value, stream._handle.value)

@@ -681,8 +681,29 @@ pool.close()
             "        count += 1\n"
             "assert count > 20 and pool.status().block_count == 0, (count, pool.status())\n"
         )
-        # Python prints an interrupt that comes within `__del__`.
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_the_end_of_an_object_runs_no_instructions(self):
+        # An interrupt comes between two of them, such as before the first of a method.
+        pool = gpumem.Pool()
+        stream, part = pool.stream(), pool.part("part")
+        owners = [pool.alloc(4096, stream), stream, part, pool]
+        called = []
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        del stream, part, pool
+        while owners:
+            del owners[0]
+        sys.setprofile(None)
+        self.assertEqual(called, [])
+        with gpumem.Pool() as other:
+            self.assertEqual(other.status().block_count, 0)
+
+    def test_a_stream_of_another_type_is_refused(self):
+        with gpumem.Pool() as pool, pool.stream() as stream, pool.alloc(4096, stream) as block:
+            for wrong in (None, 0, stream.raw, pool, block):
+                for call in (lambda: pool.alloc(1, wrong), lambda: stream.wait_for(wrong), lambda: block.record_use(wrong)):
+                    with self.assertRaisesRegex(TypeError, f"the stream is of the type {type(wrong).__name__}; pass a gpumem.Stream"):
+                        call()
 
     def test_a_process_ends_cleanly_with_live_blocks(self):
         done = run(
