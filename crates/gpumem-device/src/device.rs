@@ -25,6 +25,7 @@ pub mod processes;
 pub(crate) mod sleepers;
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
+pub(crate) mod thread;
 pub(crate) mod watch;
 
 mod extensions;

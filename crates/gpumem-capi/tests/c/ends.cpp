@@ -4,7 +4,9 @@
 #include "gpumem.hpp"
 
 #include <atomic>
+#include <climits>
 #include <memory>
+#include <pthread.h>
 #include <thread>
 #include <vector>
 
@@ -51,6 +53,29 @@ struct AtEnd {
 AtEnd at_end;
 thread_local AtEnd at_end_of_thread;
 
+void *const per_thread = reinterpret_cast<void *>(2); // CU_STREAM_PER_THREAD
+
+pthread_key_t key;
+thread_local int round_count = 0;
+
+/* The destructor of a key. In the last round all other local data of the thread is destroyed, the library's too. */
+void after_local_data(void *value) {
+    if (++round_count < PTHREAD_DESTRUCTOR_ITERATIONS) CHECK(pthread_setspecific(key, value) == 0);
+    gpumem_stream *own = nullptr;
+    void *address = nullptr;
+    request();
+    OK(gpumem_stream_long_lived(shared, per_thread, &own));
+    OK(gpumem_alloc(shared, 4096, own, &address));
+    OK(gpumem_record_use(address, own));
+    OK(gpumem_free_on(address, own));
+    OK(gpumem_alloc_borrowed(shared, 4096, per_thread, &address));
+    OK(gpumem_free_borrowed(address, per_thread));
+    OK(gpumem_stream_synchronize(own));
+    OK(gpumem_pool_sleep(shared, GPUMEM_KEEP_ON_HOST));
+    OK(gpumem_pool_wake(shared));
+    OK(gpumem_stream_destroy(own));
+}
+
 } // namespace
 
 int main() {
@@ -65,6 +90,13 @@ int main() {
     std::thread([] {
         of_thread.add(*pool, *stream);
         (void)&at_end_of_thread;
+    }).join();
+    CHECK(pthread_key_create(&key, after_local_data) == 0);
+    std::thread([] { CHECK(pthread_setspecific(key, &running) == 0); }).join();
+    std::thread([] {
+        gpumem_stream *own = nullptr;
+        OK(gpumem_stream_long_lived(shared, per_thread, &own));
+        CHECK(pthread_setspecific(key, &running) == 0);
     }).join();
     CHECK(std::atexit(request) == 0);
     for (int index = 0; index < 4; index++) std::thread(go_on).detach();

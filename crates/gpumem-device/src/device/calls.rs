@@ -5,6 +5,7 @@
 //! that makes the stream join one, and the stream's retirement. A call counts itself, which is cheap on the thread that
 //! uses the stream first. The other operations take the lock, close the stream, make a fence, and read the count.
 
+use crate::device::thread::ThreadNumber;
 use crate::error::{CaptureError, DeviceError};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,6 @@ use core::time::Duration;
 use gpumem_heap::sync::{BiasedCount, CountSide};
 use gpumem_sys::fork;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
 use std::time::Instant;
 
 /// The calls on a stream. Retirement waits for them, and no capture begins or ends during them.
@@ -34,7 +34,7 @@ pub struct Calls {
 struct Counts {
     /// The threads whose calls have queued work on their callers' memory, once per call. Until they have waited for it, the stream neither
     /// captures nor retires: otherwise the work would run after the wait, or the wait would be impossible.
-    borrowers: Vec<ThreadId>,
+    borrowers: Vec<ThreadNumber>,
     /// The counted calls that wait to make the stream join a capture. None of them has checked the stream yet.
     joiners: usize,
 }
@@ -85,12 +85,12 @@ impl Calls {
         // Locked for the check: no capture and no retirement can come in between.
         let mut counts = self.lock();
         check()?;
-        counts.borrowers.push(std::thread::current().id());
+        counts.borrowers.push(ThreadNumber::current());
         Ok(())
     }
 
     pub(super) fn end_borrow(&self) {
-        let (own, mut counts) = (std::thread::current().id(), self.lock());
+        let (own, mut counts) = (ThreadNumber::current(), self.lock());
         if let Some(index) = counts.borrowers.iter().rposition(|thread| *thread == own) {
             counts.borrowers.swap_remove(index);
         }
@@ -184,7 +184,7 @@ impl Calls {
 
     /// True if this thread is inside [`Stream::run_borrowed`].
     pub(super) fn is_held_here(&self) -> bool {
-        self.lock().borrowers.contains(&std::thread::current().id())
+        self.lock().borrowers.contains(&ThreadNumber::current())
     }
 
     /// Waits until no call is left, none of which may be this thread's. New calls stop at the check, because the stream is retired.

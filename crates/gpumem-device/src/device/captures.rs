@@ -9,10 +9,10 @@ use crate::device::any_stream::AnyStream;
 use crate::device::order::uses;
 use crate::device::primary::{PrimaryContext, WeakContext};
 use crate::device::slow_path_flag::SlowPathFlag;
+use crate::device::thread::ThreadNumber;
 use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
 
 /// The captures and graphs of one machine.
 #[derive(Default)]
@@ -30,7 +30,7 @@ struct Record {
     /// The end of the capture has begun: its streams may run work again.
     is_ending: bool,
     /// The stream that the capture began on, and the thread that must end it.
-    origin: Option<(StreamIndex, ThreadId)>,
+    origin: Option<(StreamIndex, ThreadNumber)>,
     /// The devices of the members.
     devices: Vec<WeakContext>,
     /// The streams that are known to be part of the capture.
@@ -80,7 +80,7 @@ impl Captures {
         let members = BTreeSet::from([stream.id().stream_index()]);
         let devices = vec![stream.context().downgrade()];
         let (origin, streams) =
-            (Some((stream.id().stream_index(), std::thread::current().id())), vec![Arc::clone(stream)]);
+            (Some((stream.id().stream_index(), ThreadNumber::current())), vec![Arc::clone(stream)]);
         let record =
             Record { handle_count: 1, is_open: true, origin, devices, members, streams, ..Record::default() };
         self.table().insert(graph, record);
@@ -145,7 +145,7 @@ impl Captures {
 
     /// The active captures that this thread has begun and that include streams of `device`, each with its first stream.
     pub(crate) fn begun_here(&self, device: &PrimaryContext) -> Vec<(u64, StreamIndex)> {
-        let thread = std::thread::current().id();
+        let thread = ThreadNumber::current();
         let open: Vec<_> = {
             let table = self.table();
             let open = table.iter().filter(|(_, record)| record.is_open && !record.is_ending);

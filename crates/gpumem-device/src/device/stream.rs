@@ -18,6 +18,7 @@ pub use recent::RecentStreams;
 use crate::device::any_stream::{AnyStream, typed};
 use crate::device::calls::Calls;
 use crate::device::primary::PrimaryContext;
+use crate::device::thread::ThreadNumber;
 use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
 use crate::error::{DeviceError, StreamError};
 use core::fmt;
@@ -25,7 +26,6 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
 use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::ThreadId;
 
 /// A queue of work on a device. Clones share it.
 ///
@@ -81,7 +81,7 @@ enum Kind {
     /// A stream of another library, or the context's legacy stream. The clocks store its lifetime.
     Foreign,
     /// A thread's default stream: its handle means a different stream on every other thread.
-    OfThread(ThreadId),
+    OfThread(ThreadNumber),
 }
 
 impl Stream {
@@ -293,7 +293,7 @@ impl Inner {
         match self.kind {
             Kind::Owned => Ok(()),
             _ if self.is_retired.load(Ordering::SeqCst) => Err(DeviceError::Stream(StreamError::Retired)),
-            Kind::OfThread(thread) if thread != std::thread::current().id() => {
+            Kind::OfThread(thread) if thread != ThreadNumber::current() => {
                 Err(DeviceError::Stream(StreamError::WrongThread))
             }
             _ => Ok(()),
@@ -371,7 +371,7 @@ impl Drop for Inner {
             // Another library's stream must not be marked here: its queued work counts as done once the device has been waited for. A
             // thread's default stream lives as long as the thread.
             kind => {
-                let is_alive = kind == Kind::OfThread(std::thread::current().id());
+                let is_alive = kind == Kind::OfThread(ThreadNumber::current());
                 self.device.clocks().abandon(self.id, self.driver_id, is_alive);
             }
         }

@@ -8,13 +8,13 @@ use super::marker::{Marker, MarkerEvent};
 use crate::device::any_stream::AnyStream;
 use crate::device::context::Handle;
 use crate::device::primary::{HeldContext, PrimaryContext, WeakContext};
+use crate::device::thread::ThreadNumber;
 use core::sync::atomic::AtomicU32;
 use gpumem_heap::order::{Epochs, Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
-use std::thread::ThreadId;
 use std::time::Instant;
 
 /// The properties of a new stream that the clocks need.
@@ -26,7 +26,7 @@ pub(crate) struct StreamParts {
     /// True if the legacy stream's work follows its work.
     pub(crate) is_blocking: bool,
     /// The thread whose default stream it is.
-    pub(crate) thread: Option<ThreadId>,
+    pub(crate) thread: Option<ThreadNumber>,
 }
 
 /// The time during which the driver may be called with a stream's handle.
@@ -69,7 +69,7 @@ struct LiveStream {
     raw: Handle<CUstream_st>,
     life: Life,
     no_waits: bool,
-    thread: Option<ThreadId>,
+    thread: Option<ThreadNumber>,
     /// A marker was requested that only calls naming the stream can record: the next such call records it.
     is_wanted: bool,
     /// The stream whose next naming call takes the slow path. Set for streams that only calls naming them may mark.
@@ -230,7 +230,7 @@ impl Locked<'_> {
     /// True if it is the default stream of a thread other than this one.
     pub(super) fn is_of_other_thread(&self) -> bool {
         let thread = self.state.stream.as_ref().and_then(|stream| stream.thread);
-        thread.is_some_and(|thread| thread != std::thread::current().id())
+        thread.is_some_and(|thread| thread != ThreadNumber::current())
     }
 
     /// Requests a marker that only a call naming the stream can record. Returns the stream whose fast path must be

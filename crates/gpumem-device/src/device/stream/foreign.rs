@@ -13,6 +13,7 @@
 use super::builder::{StreamBuilder, driver_id};
 use super::{Inner, Kind, Owner, Stream};
 use crate::device::order::{LEGACY, Life, StreamParts};
+use crate::device::thread::ThreadNumber;
 use crate::device::{CaptureModeGuard, Device, StreamId};
 use crate::error::{CaptureError, DeviceError, StreamError, not_forked};
 use core::cell::RefCell;
@@ -252,7 +253,7 @@ impl Stream {
     }
 
     fn wrap_per_thread(device: &Device, no_waits: bool) -> Result<Self, DeviceError> {
-        let kind = Kind::OfThread(std::thread::current().id());
+        let kind = Kind::OfThread(ThreadNumber::current());
         let stream = Self::wrap(device, PER_THREAD as CUstream, kind, (Life::Named, no_waits))?;
         // A thread that is destroying its thread-locals leaves the stream to its last clone.
         let _ = OF_THREAD.try_with(|of_thread| of_thread.borrow_mut().add(&stream));
