@@ -608,7 +608,7 @@ const SILENT: [&str; 3] = ["download that is dropped", "print", "change the buff
 #[cfg(unix)]
 type Begun<'a> = Box<dyn FnOnce() -> Outcome + 'a>;
 
-/// What the parent begins, and the child would go on with.
+/// Work that the parent begins, and that the child would go on with.
 #[cfg(unix)]
 fn begun(my: &Scene) -> Result<Vec<(&'static str, Begun<'_>)>, Failure> {
     let upload = GpuArray::<f32, Ix1>::upload(&my.gpu, vec![1.0_f32; 1000]);

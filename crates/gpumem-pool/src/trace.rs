@@ -38,13 +38,12 @@ pub(crate) use flight::Flight;
 pub use format::{Flaw, is_trace};
 pub use read::{ReadError, Recording, Report, Tail};
 
-use crate::error::not_forked;
 use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
 use core::fmt;
 use core::time::Duration;
 use event::Raw;
-use gpumem_device::internal::OrderObserver;
+use gpumem_device::internal::{OrderObserver, not_forked};
 use recorder::{LIMIT_BYTES_MIN, Recorder};
 use rings::Rings;
 use sink::Sink;

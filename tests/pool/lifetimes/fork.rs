@@ -399,7 +399,7 @@ const CALLS: &[(&str, Call)] = &[
     ("Trace::shared", |_| {
         let path = std::env::temp_dir().join("gpumem-fork-%p.trace");
         match Trace::shared(path, None) {
-            Err(error) if error.to_string().contains(REFUSED) => Err(PoolError::Forked),
+            Err(error) if error.to_string().contains(REFUSED) => Err(DeviceError::Forked.into()),
             _ => Err(other()),
         }
     }),

@@ -8,7 +8,7 @@ use gpumem_tests::fixtures::backends::settings;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::pool::{
     BackendKind, Capture, CaptureMode, Device, DeviceError, Event, HostMemory, MemoryKind, Pool, PoolError,
-    Reclaimable, Stream,
+    Reclaimable, Registration, Stream,
 };
 use gpumem_tests::sys::types::{CUresult, CUstream};
 use gpumem_tests::sys::{DriverError, DriverKind};
@@ -89,7 +89,7 @@ cases! {
             assert_eq!(pool.status().unwrap().in_use_bytes, 0, "{setting}");
         }
         let pool = Pool::new(&device).unwrap();
-        drop_all_there(&device, vec![Box::new(device.register_reclaimable(&Arc::new(Holder)))]);
+        drop_all_there(&device, vec![Box::new(Registration::new(&device, &Arc::new(Holder)))]);
         // Other drivers, and builds without the backend, have no such pool.
         if let Ok(native) = Pool::builder(&device).backend(BackendKind::Native).build() {
             drop_all_there(&device, native.make_current().into_iter().map(|current| Box::new(current) as _).collect());
@@ -188,7 +188,7 @@ cases! {
     }
 }
 
-/// What arrays hold while they work: transfers that are not awaited, a graph that was launched, kernels, packs, a feed.
+/// Objects of arrays at work: transfers that are not awaited, a graph that was launched, kernels, packs, a feed.
 fn of_arrays(gpu: &Gpu) -> Vec<Box<dyn Send>> {
     let x = GpuArray::<f32, Ix1>::ones(gpu, 1000).unwrap();
     let large = GpuArray::<f32, Ix1>::zeros(gpu, 1 << 20).unwrap();

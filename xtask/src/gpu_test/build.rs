@@ -26,7 +26,8 @@ pub(super) fn programs() -> Result<Vec<Program>> {
     check_cases(&programs, "cuda::")?;
     // One command, because separate ones would build the dependencies with different features.
     let mut examples = vec!["build", "--release"];
-    examples.extend(EXAMPLES.iter().flat_map(|(package, example)| ["--package", package, "--example", example]));
+    examples
+        .extend(EXAMPLES.iter().flat_map(|(package, example)| ["--package", package, "--example", example]));
     let built = programs::build(&examples)?;
     for (_, example) in EXAMPLES {
         programs.push(example_of(built.clone(), example)?);

@@ -380,7 +380,7 @@ impl Device {
         memory.end();
         // A lost context ended the wait, so the work may not have run.
         match memory.registration.new_loss() {
-            Some(error) => Err(error),
+            Some(error) => Err(error.into()),
             None => self.check_awaited().map(|()| result),
         }
     }
@@ -522,7 +522,7 @@ impl Registration {
         }
         self.device.settle_machine(Patience::Owned)?;
         let whole = match self.new_loss() {
-            Some(error) => Err(error),
+            Some(error) => Err(error.into()),
             None if self.is_loss_returned => Ok(()),
             // The device of this memory keeps the list of waits alive, so this error would come again in each call.
             None => self.device.check_awaited(),

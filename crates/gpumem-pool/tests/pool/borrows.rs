@@ -592,10 +592,10 @@ fn memory_returns_although_its_device_awaits_a_lost_one() {
     // SAFETY: the text has as many bytes, and outlives the call.
     unsafe { rig.driver.cuDeviceGetPCIBusId(text.as_mut_ptr(), 64, 0).unwrap() };
     let lost = before.into_inner().unwrap_err();
-    assert!(matches!(lost.error(), PoolError::DeviceLost(_)), "{lost}");
+    assert!(matches!(lost.error(), DeviceError::DeviceLost(_)), "{lost}");
     assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
     let lost = register().into_inner().unwrap_err();
-    assert!(matches!(lost.error(), PoolError::AwaitedDeviceLost { ordinal: 0, awaited: 1, .. }), "{lost}");
+    assert!(matches!(lost.error(), DeviceError::AwaitedDeviceLost { ordinal: 0, awaited: 1, .. }), "{lost}");
     assert_eq!(lost.into_value().into_inner().unwrap(), [1; LEN]);
 }
 

@@ -5,7 +5,9 @@
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::{on_each_backend, small};
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::{Block, Capture, CaptureMode, ContextGuard, Device, DeviceError, Event, Pool, PoolError, Stream, Unsupported};
+use gpumem_pool::{
+    Block, Capture, CaptureMode, ContextGuard, Device, DeviceError, Event, Pool, PoolError, Stream,
+};
 use gpumem_sim::{Effect, Rule, SimConfig};
 
 #[test]

@@ -95,7 +95,11 @@ fn a_code_of_a_shortage_climbs_the_ladder_and_others_end_the_request() {
                 let error = result.expect_err(&text);
                 let cause = match &error {
                     PoolError::Device(DeviceError::DeviceLost(cause)) if LOST.contains(&code) => cause,
-                    PoolError::Device(DeviceError::HostFunction(cause)) if code == CUresult::CUDA_ERROR_NOT_PERMITTED => cause,
+                    PoolError::Device(DeviceError::HostFunction(cause))
+                        if code == CUresult::CUDA_ERROR_NOT_PERMITTED =>
+                    {
+                        cause
+                    }
                     PoolError::Device(DeviceError::Driver(cause)) => {
                         let has_own = LOST.contains(&code) || code == CUresult::CUDA_ERROR_NOT_PERMITTED;
                         assert!(!has_own, "{text}");
@@ -384,8 +388,16 @@ fn a_device_that_cannot_map_and_write_gets_plain_segments() {
         let device = device(call, code, |rule| rule);
         let built = Pool::new(&device);
         let pool = match built {
-            Err(PoolError::Device(DeviceError::DeviceLost(cause))) if LOST.contains(&code) && cause.code() == code => continue,
-            Err(PoolError::Device(DeviceError::Driver(cause))) if OVER.contains(&code) && cause.code() == code => continue,
+            Err(PoolError::Device(DeviceError::DeviceLost(cause)))
+                if LOST.contains(&code) && cause.code() == code =>
+            {
+                continue;
+            }
+            Err(PoolError::Device(DeviceError::Driver(cause)))
+                if OVER.contains(&code) && cause.code() == code =>
+            {
+                continue;
+            }
             built => built.unwrap_or_else(|error| panic!("{call}, {code}: {error}")),
         };
         assert!(![&LOST[..], &OVER].concat().contains(&code), "{call}, {code}");
