@@ -226,7 +226,7 @@ fn another_devices_stream() {
     let stage = Stage::new(&driver);
     let theirs = Stream::new(&Device::new(&driver, 1).unwrap()).unwrap();
     // Streams of one machine wait for each other, and a stream of one device may use memory of another device.
-    let across = ["Stream::", "Block::"];
+    let across = ["Stream::", "Block::", "Capture::begin"];
     let wrong =
         refused(&stage, &theirs, |error| matches!(error, PoolError::Device(DeviceError::WrongDevice { .. })));
     let wrong: Vec<String> =

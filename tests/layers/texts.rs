@@ -689,14 +689,14 @@ fn every_public_type_that_prints_is_tested() {
 }
 
 /// The crates whose types a program has.
-const PUBLIC: [&str; 7] = ["sys", "sim", "heap", "pool", "trace", "array", "adapt"];
+const PUBLIC: [&str; 8] = ["sys", "sim", "heap", "device", "pool", "trace", "array", "adapt"];
 
 /// Types that print no text of a program, after the reason.
 const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "numbers",
-        "adapt::Fit array::LinkRate array::Transfers heap::Stamp heap::StreamId pool::Bytes pool::Limit pool::PoolId \
-      pool::PeerDevice pool::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
+        "adapt::Fit array::LinkRate array::Transfers heap::Stamp heap::StreamId device::Bytes pool::Limit pool::PoolId \
+      device::PeerDevice device::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
     ),
     (
         "numbers and types of elements",
@@ -707,8 +707,8 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "handles of the driver, of devices and streams",
         "array::GpuGraph array::GraphLaunch array::Launched array::LentSlice \
-      array::Module pool::Block pool::BorrowedHostMemory pool::Capture pool::Completion pool::Event pool::ForeignCaptures pool::Graph \
-      pool::GraphExec pool::HostMemory pool::ImportedBlock sim::Sim sys::Driver",
+      array::Module pool::Block device::BorrowedHostMemory pool::Capture device::Completion device::Event pool::ForeignCaptures pool::Graph \
+      pool::GraphExec device::HostMemory pool::ImportedBlock sim::Sim sys::Driver",
     ),
     (
         "texts of this library",
@@ -719,7 +719,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     ("the call stack of the program", "sim::CallStack"),
     ("the kind of access, which is printed here", "sim::Access"),
     ("the kernel, which is printed here", "sim::Launch"),
-    ("the error in it, which is printed here", "array::Rejected pool::HostMemoryError"),
+    ("the error in it, which is printed here", "array::Rejected device::HostMemoryError"),
 ];
 
 /// The public types of a crate with a `Display` or a `Debug` of their own, or a derived `Debug` and a field with text.

@@ -243,8 +243,15 @@ fn every_function_of_the_entries_has_a_row() {
 /// Every destructor of the layers does nothing in a child, or is one that takes no lock and calls no driver there.
 #[test]
 fn every_drop_knows_of_children() {
-    let crates =
-        ["gpumem-heap", "gpumem-pool", "gpumem-trace", "gpumem-array", "gpumem-adapt", "gpumem-capi"];
+    let crates = [
+        "gpumem-heap",
+        "gpumem-device",
+        "gpumem-pool",
+        "gpumem-trace",
+        "gpumem-array",
+        "gpumem-adapt",
+        "gpumem-capi",
+    ];
     let mut listed: Vec<&str> = PLAIN_DROPS.iter().flat_map(|(_, names)| names.split_whitespace()).collect();
     let (mut missing, mut count) = (Vec::new(), 0);
     for file in crates
@@ -524,7 +531,7 @@ const CALLS: &[(&str, Call)] = &[
     ("Device::with_host_memory_pageable", |my| {
         my.device.with_host_memory_pageable(&mut [0_u8; 64], |_| ()).map_err(Into::into)
     }),
-    ("Graph::begin_capture", |my| Capture::begin(&my.stream, CaptureMode::Relaxed).map(drop)),
+    ("Graph::begin", |my| Capture::begin(&my.stream, CaptureMode::Relaxed).map(drop)),
     ("Graph::instantiate", |my| my.graph.instantiate().map(drop)),
     ("Graph::update", |my| my.exec.update(&my.graph).map(drop)),
     // SAFETY: the graph does not access memory.

@@ -12,10 +12,10 @@ const PACKAGES: [&str; 6] =
     ["gpumem-heap", "gpumem-device", "gpumem-pool", "gpumem-array", "gpumem-adapt", "gpumem-capi"];
 
 /// The largest number of names with several types. It only goes down.
-const NAMES_MAX: usize = 69;
+const NAMES_MAX: usize = 37;
 
 /// The largest number of such names with a type that another file sees. It only goes down.
-const SEEN_MAX: usize = 59;
+const SEEN_MAX: usize = 35;
 
 const ADVICE: &str = "give each type a name of its own, or join the types";
 
