@@ -56,7 +56,7 @@ cases! {
         let mut wrong = Vec::new();
         for backend in backends(&Device::new(driver, 0).unwrap()) {
             let stage = Stage::new(driver, backend).unwrap();
-            for (name, entry) in ENTRIES.iter().filter(|(name, _)| *name != "Device: pools") {
+            for (name, entry) in ENTRIES.iter().filter(|(name, _)| *name != "Pool: list") {
                 let refused = in_child(End::AtOnce, |_| is_refused(name, entry(&stage)));
                 wrong.extend(refused.err().map(|error| format!("{backend}, {name}: {error}")));
             }
