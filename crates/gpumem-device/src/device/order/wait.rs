@@ -47,9 +47,10 @@ impl Clocks {
         self.stream_states.lock(index).is_some_and(|state| state.is_named_only())
     }
 
-    /// True if the stream is the default stream of a thread other than this one.
-    pub fn is_of_other_thread(&self, index: StreamIndex) -> bool {
-        self.stream_states.lock(index).is_some_and(|state| state.is_of_other_thread())
+    /// True if the stream may be the default stream of a thread other than this one. For drops, so it never blocks: a stream whose state
+    /// another thread holds, perhaps in a call of the driver, may be.
+    pub fn may_be_of_other_thread(&self, index: StreamIndex) -> bool {
+        self.stream_states.try_lock(index).is_none_or(|state| state.is_of_other_thread())
     }
 
     /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops, so it never blocks. A

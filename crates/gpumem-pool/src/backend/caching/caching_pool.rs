@@ -159,12 +159,12 @@ impl CachingPool {
     }
 
     /// Runs `work` on this thread's cache for a stream, and adopts a cache if there is none. `None` if the stream is
-    /// gone and has no cache here, if it is another thread's default stream, on which this thread must not get memory, or if the thread is
-    /// ending.
+    /// gone and has no cache here, if it may be another thread's default stream, on which this thread must not get memory, or if the thread
+    /// is ending.
     fn with_cache_or_adopt<R>(&self, stream: StreamId, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
         let adopt = || {
             let is_gone = |stream| self.stamp_of(stream) == Stamp::COMPLETE;
-            if is_gone(stream.as_u64()) || self.clocks().is_of_other_thread(stream.stream_index()) {
+            if is_gone(stream.as_u64()) || self.clocks().may_be_of_other_thread(stream.stream_index()) {
                 return None;
             }
             let mut spill = Vec::new();
