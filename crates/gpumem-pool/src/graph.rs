@@ -70,7 +70,7 @@ pub struct Capture {
 /// The work that a stream has captured, with the memory that it uses.
 ///
 /// ```
-/// use gpumem_pool::{CaptureMode, Device, Pool, Stream};
+/// use gpumem_pool::{Capture, CaptureMode, Device, Pool, Stream};
 /// use gpumem_sim::SimConfig;
 ///
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;

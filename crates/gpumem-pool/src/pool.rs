@@ -468,7 +468,7 @@ impl Pool {
     /// the part again. So one part per request is fine.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
+    /// use gpumem_pool::{BackendKind, Device, DeviceError, Keep, Pool, PoolError, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// # #[cfg(feature = "backend-caching")] {
@@ -606,7 +606,7 @@ impl Pool {
     /// [`Block::address`](crate::Block::address) and tensors exported by DLPack.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, Keep, Pool, PoolError, Stream};
+    /// use gpumem_pool::{BackendKind, Device, DeviceError, Keep, Pool, PoolError, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// # #[cfg(feature = "backend-caching")] {

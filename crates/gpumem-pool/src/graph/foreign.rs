@@ -34,7 +34,7 @@ use std::time::Instant;
 ///
 /// let captures = ForeignCaptures::expect(&device); // before the other library begins a capture
 /// // … it begins a capture on `stream` …
-/// # let capture = Capture::begin(&stream, gpumem_pool::CaptureMode::Relaxed)?;
+/// # let capture = gpumem_pool::Capture::begin(&stream, gpumem_pool::CaptureMode::Relaxed)?;
 /// captures.add(&stream)?;
 /// let scratch = pool.alloc(1 << 20, &stream)?; // kept for the graph
 /// drop(scratch);

@@ -26,7 +26,7 @@ use std::time::Instant;
 /// program.
 ///
 /// ```
-/// use gpumem_pool::{Block, Device, Pool, Reclaimable, Stream};
+/// use gpumem_pool::{Block, Device, Pool, Reclaimable, Registration, Stream};
 /// use gpumem_sim::SimConfig;
 /// use std::error::Error;
 /// use std::sync::{Arc, Mutex};

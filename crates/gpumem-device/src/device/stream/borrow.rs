@@ -24,18 +24,22 @@ impl Stream {
     /// sleep.
     ///
     /// ```
-    /// use gpumem_device::{Device, Pool, Stream};
+    /// use gpumem_device::{Device, MemoryRange, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
-    /// let (block, source) = (pool.alloc(5, &stream)?, *b"bytes");
-    ///
+    /// let stream = Stream::new(&device)?;
     /// let _bound = device.bind()?;
-    /// stream.run_borrowed("an upload", [&block], |raw| {
+    /// let (mut address, source) = (0, *b"bytes");
+    /// // SAFETY: `address` outlives the call.
+    /// unsafe { device.driver().cuMemAlloc_v2(&mut address, 5)? };
+    ///
+    /// stream.run_borrowed("an upload", [MemoryRange::new(address, 5)], |raw| {
     ///     // SAFETY: both have five bytes, and the call returns when the copy is done.
-    ///     unsafe { device.driver().cuMemcpyHtoDAsync_v2(block.address(), source.as_ptr().cast(), 5, raw) }
+    ///     unsafe { device.driver().cuMemcpyHtoDAsync_v2(address, source.as_ptr().cast(), 5, raw) }
     /// })??;
+    /// // SAFETY: no work uses the memory.
+    /// unsafe { device.driver().cuMemFree_v2(address)? };
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

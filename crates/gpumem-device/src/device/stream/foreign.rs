@@ -64,15 +64,13 @@ impl Stream {
     /// clones.
     ///
     /// ```
-    /// use gpumem_device::{Device, Pool, Stream, sys::types::CUstream};
+    /// use gpumem_device::{Device, Stream, sys::types::CUstream};
     /// use gpumem_sim::SimConfig;
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::new(&device)?;
     /// // SAFETY: the default stream lives as long as the context.
     /// let stream = unsafe { Stream::from_raw_long_lived(&device, std::ptr::null_mut::<()>() as CUstream)? };
-    /// let block = pool.alloc(1 << 20, &stream)?;
-    /// # drop(block);
+    /// stream.synchronize()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -97,7 +95,7 @@ impl Stream {
     /// have. A default stream ([`Stream::legacy`], [`Stream::per_thread`]) and a stream of [`Stream::new`] need no owner.
     ///
     /// ```
-    /// use gpumem_device::{Device, Pool, Stream, sys::types::CUstream};
+    /// use gpumem_device::{Device, Stream, sys::types::CUstream};
     /// use gpumem_sim::SimConfig;
     /// use std::sync::Arc;
     ///
@@ -111,7 +109,7 @@ impl Stream {
     /// }
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let (pool, _bound) = (Pool::new(&device)?, device.bind()?);
+    /// let _bound = device.bind()?;
     /// let mut raw = std::ptr::null_mut();
     /// // SAFETY: `raw` outlives the call.
     /// unsafe { device.driver().cuStreamCreate(&mut raw, 1)? };
@@ -119,8 +117,7 @@ impl Stream {
     /// // SAFETY: `theirs` destroys the stream in its drop.
     /// let stream = unsafe { Stream::from_raw_with_owner(&device, raw, theirs.clone())? };
     /// drop(theirs);
-    /// let block = pool.alloc(1 << 20, &stream)?; // the stream lives until `stream` is dropped
-    /// # drop(block);
+    /// stream.synchronize()?; // the stream lives until `stream` is dropped
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
