@@ -76,7 +76,7 @@ const ENTRIES: &[Entry] = &[
     ("Stream::wait", Fine, |stage, stream| stream.wait(&stage.event).map_err(Into::into)),
     ("Stream::wait_for", Fine, |stage, stream| stream.wait_for(&stage.own).map_err(Into::into)),
     ("Stream::wait_for, the other", Fine, |stage, stream| stage.own.wait_for(stream).map_err(Into::into)),
-    ("Capture::begin", Refused, |_, stream| Capture::begin(&stream, CaptureMode::Relaxed).map(drop)),
+    ("Capture::begin", Refused, |_, stream| Capture::begin(stream, CaptureMode::Relaxed).map(drop)),
     ("Event::record", Fine, |stage, stream| stage.event.record(stream).map_err(Into::into)),
     ("GpuArray, an operation", Refused, |stage, stream| {
         of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).try_mul(2.0).map(drop)))

@@ -252,7 +252,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
         let captured = &captured;
         let other = scope.spawn(move || {
             notified.recv().unwrap();
-            let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
+            let capture = Capture::begin(captured, CaptureMode::Global).unwrap();
             answer.send(()).unwrap();
             may_end.recv().unwrap();
             capture.end().map(drop)

@@ -156,7 +156,7 @@ fn while_queueing<R>(work: impl FnOnce() -> R, other: impl FnOnce(&dyn Fn()) + S
 /// Another thread captures the stream meanwhile, in any order with this thread's work, and drops the graph.
 fn captured<R>(stream: &Stream, work: impl FnOnce() -> R) -> R {
     while_queueing(work, |until_done| {
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+        let capture = Capture::begin(stream, CaptureMode::Relaxed).unwrap();
         until_done();
         drop(capture);
     })
@@ -232,7 +232,7 @@ fn a_capture_that_begins_before_the_work_spreads_to_no_reader() {
                 let stream = gpu.stream();
                 let capturing = scope.spawn(move || {
                     notified.recv().unwrap();
-                    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+                    let capture = Capture::begin(stream, CaptureMode::Relaxed).unwrap();
                     answer.send(()).unwrap();
                     let _it_may_have_failed = has_read.recv_timeout(Duration::from_secs(5));
                     capture.end().map(drop)
@@ -291,7 +291,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
     std::thread::scope(|scope| {
         let stream = gpu.stream();
         let ending = scope.spawn(move || {
-            let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+            let capture = Capture::begin(stream, CaptureMode::Relaxed).unwrap();
             began.send(()).unwrap();
             notified.recv().unwrap();
             // Between the end of the driver's capture and the waits.

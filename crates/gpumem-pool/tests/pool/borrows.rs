@@ -256,7 +256,7 @@ fn the_end_waits_under_a_capture_of_another_thread() {
             let captured = &captured;
             let other = scope.spawn(move || {
                 may_begin.recv().unwrap();
-                let capture = Capture::begin(&captured, mode).unwrap();
+                let capture = Capture::begin(captured, mode).unwrap();
                 begun.send(()).unwrap();
                 // Ends by itself after a while, in case the borrow's end waits for it.
                 let _ = may_end.recv_timeout(Duration::from_millis(30));
@@ -413,7 +413,7 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
         let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
         let captured = &captured;
         let other = scope.spawn(move || {
-            let capture = Capture::begin(&captured, CaptureMode::Global).unwrap();
+            let capture = Capture::begin(captured, CaptureMode::Global).unwrap();
             begun.send(()).unwrap();
             let _the_test_goes_on_or_fails = may_end.recv();
             capture.end().map(drop)

@@ -59,7 +59,7 @@ fn devices_list_their_own_pools() {
         Pool::builder(device).name(name).hard_limit(8 * MIB).build().unwrap()
     });
     for (device, pool) in devices.iter().zip(&pools) {
-        assert_eq!(names(&Pool::list(&device)), [pool.name()]);
+        assert_eq!(names(&Pool::list(device)), [pool.name()]);
         let stream = Stream::new(device).unwrap();
         let headline = pool.alloc(9 * MIB, &stream).unwrap_err().to_string();
         let origin = format!("(device {}, pool {}, {})", device.ordinal(), pool.name(), stream.id());

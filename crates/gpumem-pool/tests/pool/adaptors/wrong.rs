@@ -281,7 +281,7 @@ fn a_stream_that_an_adaptor_changes_is_refused() {
             let error = disturbed(fixture, &stream, is_before, |stream| stream.retire().unwrap());
             assert!(matches!(error, PoolError::Device(DeviceError::Stream(StreamError::Retired))), "{error}");
             let capture = |stream: &Stream| {
-                CAPTURE.set(Some(Capture::begin(&stream, CaptureMode::Relaxed).unwrap()));
+                CAPTURE.set(Some(Capture::begin(stream, CaptureMode::Relaxed).unwrap()));
             };
             let error = disturbed(fixture, &fixture.stream(), is_before, capture);
             assert!(
