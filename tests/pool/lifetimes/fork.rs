@@ -356,7 +356,7 @@ type Call = fn(&mut Inherited) -> Result<(), PoolError>;
 type SharedCall = fn(&Inherited) -> Result<(), PoolError>;
 type Silent = fn(&mut Inherited);
 
-/// Calls that each must return [`DeviceError::Forked`](crate::DeviceError::Forked). A name begins with the function, as `ENTRIES` names it.
+/// Calls that each must return `DeviceError::Forked`. A name begins with the function, as `ENTRIES` names it.
 const CALLS: &[(&str, Call)] = &[
     ("Pool::alloc a cached size", |my| my.pool.alloc(CACHED_BYTES, &my.stream).map(drop)),
     ("Pool::alloc a cached large size", |my| my.pool.alloc(LARGE_BYTES, &my.stream).map(drop)),

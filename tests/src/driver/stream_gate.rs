@@ -22,7 +22,7 @@ impl StreamGate {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Driver`](crate::DeviceError::Driver) if a driver call fails.
+    /// [`DeviceError::Driver`](crate::pool::DeviceError::Driver) if a driver call fails.
     pub fn on(stream: &Stream) -> Result<Self, PoolError> {
         let _bound = stream.device().bind()?;
         // SAFETY: the stream is alive, and its context is current.

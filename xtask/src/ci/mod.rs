@@ -15,7 +15,6 @@ mod packages;
 mod steps;
 mod watched;
 
-use crate::workspace::programs;
 use anyhow::{Result, bail};
 use beside::Beside;
 use std::time::{Duration, Instant};
@@ -91,7 +90,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
         return Ok(());
     }
     command::IS_FULL.store(args.full, std::sync::atomic::Ordering::Relaxed);
-    programs::IS_AS_TESTED.store(!args.full, std::sync::atomic::Ordering::Relaxed);
     let is_chosen = |step: &&Step| match args.steps.as_slice() {
         [] => args.full || !step.is_full,
         names => names.iter().any(|name| name == step.name),

@@ -5,7 +5,6 @@ use cargo_metadata::{Artifact, Message, MetadataCommand};
 use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A program that cargo has built.
 #[derive(Clone)]
@@ -55,20 +54,15 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
 /// The command that builds what the step `test` runs. A package alone may have other features of its dependencies.
 pub(crate) const TESTS: [&str; 3] = ["test", "--no-run", "--workspace"];
 
-/// True if [`library`] returns what the tests were built with, which takes no time. Otherwise it is optimised.
-pub(crate) static IS_AS_TESTED: AtomicBool = AtomicBool::new(false);
-
-/// Builds a package's library, and returns its files: the shared one, the static one and Rust's.
+/// Builds a package's library, optimised, and returns its files: the shared one, the static one and Rust's.
 pub(crate) fn library(package: &str) -> Result<Vec<PathBuf>> {
-    let optimised = ["build", "--release", "--package", package];
-    let args: &[&str] = if IS_AS_TESTED.load(Ordering::Relaxed) { &TESTS } else { &optimised };
     let (name, mut files) = (package.replace('-', "_"), Vec::new());
-    artifacts(args, |artifact| {
-        if artifact.target.name == name && !artifact.profile.test {
+    artifacts(&["build", "--release", "--package", package], |artifact| {
+        if artifact.target.name == name {
             files.extend(artifact.filenames.into_iter().map(PathBuf::from));
         }
     })?;
-    ensure!(!files.is_empty(), "cargo {} reported no library of {package}", args.join(" "));
+    ensure!(!files.is_empty(), "cargo reported no library of {package}");
     Ok(files)
 }
 
