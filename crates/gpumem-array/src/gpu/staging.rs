@@ -34,7 +34,7 @@ use std::time::Instant;
 use workers::Workers;
 pub(crate) use workers::{Burst, Conversion, Copying, HostCopy, PIECE_BYTES, Stores};
 
-/// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`].
+/// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`](crate::Gpu::set_staging).
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, StagingOptions, pool::{Device, Pool}};
@@ -66,7 +66,7 @@ impl StagingOptions {
         }
     }
 
-    /// Reads the variable `GPUMEM_STAGING`; the defaults if it is unset. [`Gpu::open`] does this.
+    /// Reads the variable `GPUMEM_STAGING`; the defaults if it is unset. [`Gpu::open`](crate::Gpu::open) does this.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl StagingOptions {
     }
 }
 
-/// The variables that [`Gpu::open`] reads, in addition to those of the pool.
+/// The variables that [`Gpu::open`](crate::Gpu::open) reads, in addition to those of the pool.
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_STAGING",
     meaning: "`key:value,…`: the pinned buffers of large copies from and to pageable memory. `buffers` is their number (default 16; with 0 the \

@@ -6,7 +6,7 @@ use core::time::Duration;
 use gpumem_pool::Status;
 
 /// Copies between the device and pageable memory by one `Gpu` and its forks, except the asynchronous ones
-/// ([`GpuArray::upload`](crate::GpuArray::upload), [`GpuView::download`](crate::GpuView::download)); see [`Gpu::transfers`]. `Display`
+/// ([`GpuArray::upload`](crate::GpuArray::upload), [`GpuView::download`](crate::GpuView::download)); see [`Gpu::transfers`](crate::Gpu::transfers). `Display`
 /// prints a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -25,11 +25,11 @@ pub struct Transfers {
     /// The part of [`Transfers::time`] in which the calling threads copied between pageable and pinned memory, or waited for other threads
     /// to do so: the host was slower than the link.
     pub host_wait: Duration,
-    /// The rate of the link; `None` before [`Gpu::measure_link`].
+    /// The rate of the link; `None` before [`Gpu::measure_link`](crate::Gpu::measure_link).
     pub link: Option<LinkRate>,
 }
 
-/// The rate of copies from and to pinned memory, as [`Gpu::measure_link`] measured it.
+/// The rate of copies from and to pinned memory, as [`Gpu::measure_link`](crate::Gpu::measure_link) measured it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkRate {
@@ -96,7 +96,7 @@ impl fmt::Display for LinkRate {
     }
 }
 
-/// The state of a [`Gpu`]; see [`Gpu::status`]. `Display` prints a table.
+/// The state of a [`Gpu`](crate::Gpu); see [`Gpu::status`](crate::Gpu::status). `Display` prints a table.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GpuStatus {

@@ -62,7 +62,7 @@ impl<T: Element, D: Dimension, K: Kind> Outputs for GpuArray<T, D, K> {
     }
 }
 
-/// A number in a capture; see [`CaptureGpu::scalar`].
+/// A number in a capture; see [`CaptureGpu::scalar`](crate::CaptureGpu::scalar).
 #[derive(Debug)]
 pub struct GraphScalar<T>(GpuArray<T, Ix0>)
 where
