@@ -262,7 +262,7 @@ fn of_traces(text: &str, texts: &mut Texts) {
         format!("Thread,Time,Action,Pointer,Size,Stream\n{text}\n"),
         format!("Thread,Time,Action,Pointer,Size,Stream\n1,0,{text},1,1,1\n"),
     ] {
-        // An empty line is no error.
+        // Empty lines are skipped, so an empty text gives no error.
         if let Err(error) = trace::Trace::read_from(contents.as_bytes(), text) {
             texts.add_error(&error.problem);
             texts.add_error(&error);

@@ -40,7 +40,7 @@ pub unsafe fn count_calls(driver: &Driver) -> Driver {
 ///
 /// # Safety
 ///
-/// As for [`count_calls`].
+/// The safety conditions of [`count_calls`] apply.
 #[must_use]
 pub(crate) unsafe fn count_calls_busy(driver: &Driver) -> Driver {
     // SAFETY: the caller's promise.
@@ -114,7 +114,7 @@ unsafe extern "C" fn destroy(event: CUevent) -> CUresult {
 
 /// # Safety
 ///
-/// As for [`count_calls`].
+/// The safety conditions of [`count_calls`] apply.
 unsafe fn install(driver: &Driver, hides_completion: bool) -> Driver {
     let (real, calls, took) = (*driver.table(), Calls::default(), Duration::ZERO);
     COUNTER.set(Some(Box::new(Counter { real, calls, took, hides_completion })));
