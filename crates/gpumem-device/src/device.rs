@@ -44,7 +44,7 @@ pub(crate) use objects::at_end;
 pub use objects::{Object, Owned};
 pub(crate) use order::Marker;
 pub use order::StreamId;
-pub use order::{Clocks, GRAPH_BIT, MarkerEvent, Order, Part, Stamp, StreamIndex};
+pub use order::{CapturePart, Clocks, GRAPH_BIT, MarkerEvent, Order, Stamp, StreamIndex};
 #[doc(hidden)]
 pub use peer::PeerDevice;
 pub use stream::{RecentStreams, Stream, StreamBuilder, StreamPoint};

@@ -71,8 +71,8 @@ pub mod internal {
     pub use crate::device::catch_panic::{ReentrancyGuard, catch_panic, forget};
     pub use crate::device::order::uses;
     pub use crate::device::{
-        Clocks, GRAPH_BIT, Handle, HowFar, Idle, KeptMemory, LentMemory, MarkerEvent, Object, Order,
-        OrderEvent, OrderObserver, Owned, Part, Patience, PeerDevice, PoolMaintenance, RecentStreams, Stamp,
+        CapturePart, Clocks, GRAPH_BIT, Handle, HowFar, Idle, KeptMemory, LentMemory, MarkerEvent, Object,
+        Order, OrderEvent, OrderObserver, Owned, Patience, PeerDevice, PoolMaintenance, RecentStreams, Stamp,
         StreamIndex, WeakDevice, Work, deadline, host, processes,
     };
     pub use crate::error::{RESET, Verdict, is_sticky, not_forked};

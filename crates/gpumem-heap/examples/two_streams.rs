@@ -6,9 +6,9 @@
 #![allow(clippy::print_stdout)] // printing is what it is for
 
 use core::convert::Infallible;
-use gpumem_heap::heap::{Heap, Request};
+use gpumem_heap::heap::{BlockRequest, Heap};
 use gpumem_heap::order::{Order, Stamp, StreamIndex};
-use gpumem_heap::{HeapBlock, PhysicalMemory, RawHandle, Tuning};
+use gpumem_heap::{HeapBlock, HeapTuning, PhysicalMemory, RawHandle};
 
 /// Physical memory that is only a number of handles.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl Order for Streams {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const MIB: u64 = 1 << 20;
     // One address range for small blocks, and one for blocks above 1 MiB.
-    let mut heap = Heap::new(Tuning::BALANCED, [(1 << 40, 1 << 40), (1 << 41, 1 << 40)]);
+    let mut heap = Heap::new(HeapTuning::BALANCED, [(1 << 40, 1 << 40), (1 << 41, 1 << 40)]);
     let mut memory = Counted::default();
     let mut streams = Streams { have_met: false };
     let (first, second) = (StreamIndex(0), StreamIndex(1));
@@ -88,7 +88,7 @@ fn allocate(
     size_bytes: u64,
     stream: StreamIndex,
 ) -> Result<HeapBlock, Box<dyn std::error::Error>> {
-    let request = Request { size_bytes, alignment: 256, stream };
+    let request = BlockRequest { size_bytes, alignment: 256, stream };
     if let Some(block) = heap.take_ready(&request, streams) {
         return Ok(block);
     }

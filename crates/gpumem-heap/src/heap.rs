@@ -69,7 +69,7 @@ mod view;
 use crate::block::HeapBlock;
 use crate::memory::{PhysicalMemory, RawHandle};
 use crate::order::{Order, Stamp, StreamIndex};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 use careful::TuningByLimit;
 use check::{Check, expect};
 use demand::Demand;
@@ -88,7 +88,7 @@ use ready::FreePlace;
 use record::{RangeRecord, RecordKind, Records};
 use recycle::Recycled;
 use remap::Remap;
-pub use request::Request;
+pub use request::BlockRequest;
 use request::{LARGE_SPACE, SMALL_MAX_BYTES};
 use segments::Segments;
 use shares::Shares;
@@ -137,7 +137,7 @@ struct Look {
 
 impl Heap {
     /// Creates a heap over two reserved address ranges, given by start and size in bytes: for small blocks and for large ones.
-    pub fn new(tuning: Tuning, ranges: [(u64, u64); 2]) -> Self {
+    pub fn new(tuning: HeapTuning, ranges: [(u64, u64); 2]) -> Self {
         let space = |index: usize| {
             let (base, size_bytes) = ranges[index];
             Space::new(index as u8, base, size_bytes.min(SPACE_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES)
@@ -158,7 +158,7 @@ impl Heap {
     }
 
     /// Creates a heap that reserves no addresses: [`PhysicalMemory::create`] returns the address of each segment.
-    pub fn of_segments(tuning: Tuning) -> Self {
+    pub fn of_segments(tuning: HeapTuning) -> Self {
         Self { segments: Some(Segments::default()), ..Self::new(tuning, [(0, SPACE_BYTES_MAX); 2]) }
     }
 
@@ -189,17 +189,17 @@ impl Heap {
     }
 
     /// Takes a block of free, mapped memory. Calls no [`PhysicalMemory`] function.
-    pub fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
+    pub fn take_ready(&mut self, request: &BlockRequest, order: &impl Order) -> Option<HeapBlock> {
         let with_ready = self.may_take_ready(request);
         let alignment = if self.starts_in_pages(request) { PAGE_BYTES } else { request.alignment };
-        self.take_free(request.space(), &Request { alignment, ..*request }, order, with_ready)
+        self.take_free(request.space(), &BlockRequest { alignment, ..*request }, order, with_ready)
     }
 
     /// Takes up to `count_max` blocks of one size side by side, of free, mapped memory, and appends them to `blocks`. All of them come
     /// from one free range, and have at most 1 MiB together. Calls no [`PhysicalMemory`] function.
     pub fn take_ready_run(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         count_max: usize,
         order: &impl Order,
         blocks: &mut Vec<HeapBlock>,
@@ -207,7 +207,7 @@ impl Heap {
         let Some(size_bytes) = request.rounded_bytes() else { return };
         let mut count = (SMALL_MAX_BYTES / size_bytes).min(count_max as u64);
         while count > 0 {
-            let run = Request { size_bytes: count * size_bytes, ..*request };
+            let run = BlockRequest { size_bytes: count * size_bytes, ..*request };
             if let Some(first) = self.take_ready(&run, order) {
                 return self.split_run(first, size_bytes, blocks);
             }
@@ -228,14 +228,14 @@ impl Heap {
     }
 
     /// Takes a small block from free memory among the large blocks. The last resort.
-    pub fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
+    pub fn take_leftover(&mut self, request: &BlockRequest, order: &impl Order) -> Option<HeapBlock> {
         self.take_free(LARGE_SPACE, request, order, true)
     }
 
     fn take_free(
         &mut self,
         index: usize,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         with_ready: bool,
     ) -> Option<HeapBlock> {
@@ -282,14 +282,14 @@ impl Heap {
     }
 
     /// True if a block must start at a page boundary.
-    fn starts_in_pages(&self, request: &Request) -> bool {
+    fn starts_in_pages(&self, request: &BlockRequest) -> bool {
         request.size_bytes >= 2 * PAGE_BYTES
             && request.alignment <= UNIT_BYTES
             && self.keeps_pages(request.stream)
     }
 
-    fn may_take_ready(&self, request: &Request) -> bool {
-        let Request { stream, size_bytes, .. } = *request;
+    fn may_take_ready(&self, request: &BlockRequest) -> bool {
+        let BlockRequest { stream, size_bytes, .. } = *request;
         let slack = || self.tuning().growth_slack_per_mille;
         size_bytes <= SMALL_MAX_BYTES
             || self.has_plenty()
@@ -317,7 +317,7 @@ impl Heap {
     /// The error of the [`PhysicalMemory`] call that failed. Nothing has changed then.
     pub fn take_recycled<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
     ) -> Result<Option<HeapBlock>, M::Refusal> {
@@ -336,7 +336,7 @@ impl Heap {
 
     fn recycle<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
         in_pages: bool,
@@ -352,7 +352,7 @@ impl Heap {
             return Ok(Some(block));
         }
         let alignment = if in_pages { PAGE_BYTES } else { request.alignment };
-        match self.take_free(request.space(), &Request { alignment, ..*request }, order, true) {
+        match self.take_free(request.space(), &BlockRequest { alignment, ..*request }, order, true) {
             Some(block) => Ok(Some(block)),
             None => self.take_idle(request, order, backing, all),
         }
@@ -360,7 +360,7 @@ impl Heap {
 
     fn take_idle<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
         look: Look,
@@ -383,7 +383,7 @@ impl Heap {
     /// Takes all idle memory that the stream owns, and only the rest from memory that is ready for all streams.
     fn take_own_first<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
         in_pages: bool,
@@ -399,7 +399,7 @@ impl Heap {
     }
 
     /// The idle pages that may move, and for a block that starts in a page of its stream, the partial pages for that.
-    fn movable(&self, request: &Request, view: &View<impl Order>, in_pages: bool) -> IdleScan {
+    fn movable(&self, request: &BlockRequest, view: &View<impl Order>, in_pages: bool) -> IdleScan {
         let scan = IdleScan::movable(&self.map, view);
         if in_pages { scan.with_ends(&self.map, request.space(), request.stream) } else { scan }
     }
@@ -420,7 +420,7 @@ impl Heap {
     /// Makes a row of mappings, as an extension or separately, and takes a block there.
     fn build<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         plan: Option<(Option<Extension>, MappingPlan)>,
         backing: &mut M,
     ) -> Result<Option<HeapBlock>, M::Refusal> {
@@ -442,7 +442,7 @@ impl Heap {
     /// The error of the [`PhysicalMemory`] call that failed, out of memory included. Nothing has changed then.
     pub fn take_grown<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
         reserved_max_bytes: u64,
@@ -461,7 +461,7 @@ impl Heap {
 
     fn grow<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
         (reserved_max_bytes, in_pages): (u64, bool),
@@ -482,7 +482,7 @@ impl Heap {
     /// The error of the [`PhysicalMemory`] call that failed. Nothing has changed then.
     pub fn take_glued<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
         reserved_max_bytes: u64,
@@ -497,7 +497,7 @@ impl Heap {
         self.build(request, row.map(|row| (None, row)), backing)
     }
 
-    fn growth(&self, request: &Request, reserved_max_bytes: u64) -> GrowthLimits {
+    fn growth(&self, request: &BlockRequest, reserved_max_bytes: u64) -> GrowthLimits {
         GrowthLimits {
             room_pages: self.room_pages(reserved_max_bytes),
             target_pages: self.room_pages(self.growth_target_bytes(request)),
@@ -514,7 +514,7 @@ impl Heap {
     /// Takes a block of a new segment.
     fn take_of_new_segment<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         backing: &mut M,
         reserved_max_bytes: u64,
     ) -> Result<Option<HeapBlock>, M::Refusal> {
@@ -552,7 +552,7 @@ impl Heap {
         if u64::from(page_count) > room {
             return Ok(false);
         }
-        let Tuning { handle_max_pages, split_bytes_max, .. } = *self.tuning();
+        let HeapTuning { handle_max_pages, split_bytes_max, .. } = *self.tuning();
         let is_made = if let Some(segments) = &mut self.segments {
             segments.reserve(&mut self.map, u64::from(page_count), split_bytes_max >> PAGE_SHIFT, backing)
         } else {
@@ -570,12 +570,13 @@ impl Heap {
     }
 
     /// The growth, in bytes, up to which a new handle is preferred to more expensive steps.
-    pub fn growth_target_bytes(&self, request: &Request) -> u64 {
+    pub fn growth_target_bytes(&self, request: &BlockRequest) -> u64 {
         let used = self.demand.with(request.size_bytes);
         // Without mappings there must be room for the rest of a segment.
         let segment_pages =
             self.segments.as_ref().map_or(0, |_| self.segment_pages(request.space(), request.size_bytes));
-        let Tuning { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = *self.tuning();
+        let HeapTuning { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } =
+            *self.tuning();
         let beyond = |used: u64, per_mille: u32| {
             let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));
             used.saturating_add(slack_bytes).saturating_add(segment_pages << PAGE_SHIFT)
@@ -596,7 +597,7 @@ impl Heap {
     }
 
     /// The size of a new segment for a request, in pages, if limits and device have room for it.
-    fn new_segment_pages(&self, request: &Request) -> u64 {
+    fn new_segment_pages(&self, request: &BlockRequest) -> u64 {
         let size_bytes = request.rounded_bytes().unwrap_or(request.size_bytes);
         u64::from(pages_in(size_bytes)).max(self.segment_pages(request.space(), size_bytes))
     }
@@ -621,7 +622,7 @@ impl Heap {
     ///
     /// The heap may exceed its target by half of that need, so that a program with growing sizes pays for an occasional release instead of
     /// one per request. A tuning without slack leaves no such margin.
-    pub fn has_outgrown(&self, request: &Request) -> bool {
+    pub fn has_outgrown(&self, request: &BlockRequest) -> bool {
         let need_bytes = self.demand.with(request.size_bytes);
         let margin_bytes = if self.tuning().has_slack() { need_bytes / 2 } else { 0 };
         let new_pages = self.new_segment_pages(request);
@@ -641,7 +642,7 @@ impl Heap {
     /// The error of the [`PhysicalMemory`] call that failed. Segments released before the failure stay released.
     pub fn release_outgrown<M: PhysicalMemory>(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         backing: &mut M,
     ) -> Result<(), M::Error> {
@@ -666,7 +667,7 @@ impl Heap {
     /// suitable free. Empty if waiting for all stamps that `can_wait` accepts would not suffice.
     pub fn blockers(
         &self,
-        request: &Request,
+        request: &BlockRequest,
         order: &impl Order,
         can_wait: impl Fn(Stamp) -> bool,
     ) -> Vec<Stamp> {
@@ -676,12 +677,12 @@ impl Heap {
     }
 
     /// True if frees of other streams are pending in the space of the request.
-    pub fn has_pending_of_others(&self, request: &Request) -> bool {
+    pub fn has_pending_of_others(&self, request: &BlockRequest) -> bool {
         self.map.spaces[request.space()].has_pending_of_others(FreeState::OneStream(request.stream))
     }
 
     /// For each stream whose frees the request may not use, the stamp of the latest free.
-    pub fn latest_pending(&self, request: &Request, order: &impl Order) -> Vec<Stamp> {
+    pub fn latest_pending(&self, request: &BlockRequest, order: &impl Order) -> Vec<Stamp> {
         blockers::latest_pending(&self.map, request.stream, order)
     }
 
@@ -916,7 +917,7 @@ impl Heap {
     }
 
     /// The tuning for the current distance from the limit.
-    pub fn tuning(&self) -> &Tuning {
+    pub fn tuning(&self) -> &HeapTuning {
         self.tuning.at(self.needed_bytes())
     }
 

@@ -21,7 +21,7 @@
 //! | [`sync`] | atomics and locks of the standard library or of a model checker; the biased lock and count, the spinning mutex, asymmetric fences |
 //! | [`order`] | streams, stamps and epochs: two numbers that decide whether memory freed on one stream may be used on another |
 //! | [`counters`] | blocks allocated and freed, counted by thread |
-//! | [`SizeClass`], [`HeapBlock`], [`PhysicalMemory`], [`Tuning`] | a file each: sizes of small blocks; what caches and heap exchange; the memory under the heap; its options |
+//! | [`SizeClass`], [`HeapBlock`], [`PhysicalMemory`], [`HeapTuning`] | a file each: sizes of small blocks; what caches and heap exchange; the memory under the heap; its options |
 //! | [`cache`] | thread caches: freed blocks that a thread keeps for a stream, and the depot between threads |
 //! | [`heap`] | all other memory: addresses, pages, mappings and segments |
 //!
@@ -55,4 +55,4 @@ mod tuning;
 pub use block::HeapBlock;
 pub use memory::{PhysicalMemory, RawHandle};
 pub use size_class::SizeClass;
-pub use tuning::{SPLIT_BYTES_MAX_MIN, Tuning};
+pub use tuning::{HeapTuning, SPLIT_BYTES_MAX_MIN};

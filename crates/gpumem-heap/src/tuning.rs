@@ -1,9 +1,9 @@
-//! [`Tuning`]: the trade-off between memory and driver calls.
+//! [`HeapTuning`]: the trade-off between memory and driver calls.
 
-/// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings. A heap clamps values
+/// The options of a heap. [`HeapTuning::FAST`], [`HeapTuning::BALANCED`] and [`HeapTuning::TIGHT`] are tested settings. A heap clamps values
 /// that are out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
+pub struct HeapTuning {
     /// The amount by which reserved memory may exceed the peak of use before idle memory is remapped instead, in thousandths of
     /// that peak.
     pub growth_slack_per_mille: u32,
@@ -27,7 +27,7 @@ pub struct Tuning {
     pub empty_mappings_max: u32,
 }
 
-impl Tuning {
+impl HeapTuning {
     /// Little more memory than is in use, and few driver calls.
     pub const BALANCED: Self = Self {
         growth_slack_per_mille: 2,
@@ -114,7 +114,7 @@ impl Tuning {
     }
 }
 
-/// The minimum of [`Tuning::split_bytes_max`], in bytes: more than the remainder of a segment with one block, so that no other
+/// The minimum of [`HeapTuning::split_bytes_max`], in bytes: more than the remainder of a segment with one block, so that no other
 /// block fits into it.
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
 
@@ -130,17 +130,19 @@ mod tests {
 
     #[test]
     fn options_out_of_range_are_clamped() {
-        for tuning in [Tuning::FAST, Tuning::BALANCED, Tuning::TIGHT] {
+        for tuning in [HeapTuning::FAST, HeapTuning::BALANCED, HeapTuning::TIGHT] {
             assert_eq!(tuning.clamped(), tuning);
         }
         let zero =
-            Tuning { handle_max_pages: 0, growth_divisor: 0, split_bytes_max: 0, ..Tuning::FAST }.clamped();
+            HeapTuning { handle_max_pages: 0, growth_divisor: 0, split_bytes_max: 0, ..HeapTuning::FAST }
+                .clamped();
         assert_eq!((zero.handle_max_pages, zero.growth_divisor), (1, 1));
         assert_eq!(zero.split_bytes_max, SPLIT_BYTES_MAX_MIN);
-        let odd = Tuning { split_bytes_max: (40 << 20) + 1, ..Tuning::FAST }.clamped();
+        let odd = HeapTuning { split_bytes_max: (40 << 20) + 1, ..HeapTuning::FAST }.clamped();
         assert_eq!(odd.split_bytes_max, 40 << 20);
         let most = u32::MAX;
-        let most = Tuning { handle_max_pages: most, growth_slack_per_mille: most, ..Tuning::FAST }.clamped();
+        let most =
+            HeapTuning { handle_max_pages: most, growth_slack_per_mille: most, ..HeapTuning::FAST }.clamped();
         assert_eq!((most.handle_max_pages, most.growth_slack_per_mille), (64, PER_MILLE_MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Backend`] supplies a pool with device memory: `caching`, `native` or `none`, which implement [`Source`].
+//! [`Backend`] supplies a pool with device memory: `caching`, `native` or `none`, which implement [`MemorySource`].
 //!
 //! The pool validates each request before it calls the backend: the stream belongs to the pool's device, and the size
 //! is neither zero nor larger than the device. The backend applies the limits and keeps the counters. A request that finds no
@@ -38,7 +38,7 @@ pub(crate) use figures::{Counts, Reserved};
 pub(crate) use native::NativeAllocator;
 pub(crate) use search::{Outcome, Search, Shortage};
 pub use sleeping::{Keep, Slept, Woken};
-pub(crate) use source::{BackendSetup, Source};
+pub(crate) use source::{BackendSetup, MemorySource};
 #[cfg(not(feature = "backend-caching"))]
 pub(crate) use without_caching::{
     CachingPool, FoundCache, find_for_tagged, hit, put_back_found, put_back_small, stream_of_found,
@@ -57,7 +57,7 @@ use none::PlainAllocator;
 use std::sync::Arc;
 
 /// The backend of a pool.
-#[enum_dispatch(Source)]
+#[enum_dispatch(MemorySource)]
 #[derive(Clone)]
 pub(crate) enum Backend {
     #[cfg(feature = "backend-caching")]

@@ -44,7 +44,7 @@ pub use sharing::SocketError;
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use unified::{Location, MemoryAdvice};
 
-use crate::backend::{Keep, Search, Slept, Source, Woken};
+use crate::backend::{Keep, MemorySource, Search, Slept, Woken};
 use crate::config::{
     ALIGNMENT_MIN, BackendKind, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolName, ignored,
 };

@@ -33,7 +33,7 @@ mod rings;
 mod sink;
 
 pub use crate::pool::adaptors::PoolSettings;
-pub use event::{Event, What};
+pub use event::{RecordedEvent, What};
 pub(crate) use flight::Flight;
 pub use format::{Flaw, is_trace};
 pub use read::{ReadError, Recording, Report, Tail};

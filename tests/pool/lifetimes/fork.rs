@@ -301,7 +301,7 @@ fn sources(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 const PLAIN_DROPS: &[(&str, &str)] = &[
     (
         "of the thread alone",
-        "thread_table::OwnCaches tags::OwnShares frames::Frames frames::Open foreign::OpenUse replay::Running report::Outer catch_panic::ReentrancyGuard deadline::Request recording::OnThread launch::Arguments cudarc::TheirCurrent users::UserOwner",
+        "thread_table::OwnCaches tags::OwnShares frames::Frames frames::Open foreign::OpenUse replay::Running report::Outer catch_panic::ReentrancyGuard deadline::RequestScope recording::OnThread launch::Arguments cudarc::TheirCurrent users::UserOwner",
     ),
     (
         "guards within a call that a child is refused",

@@ -26,12 +26,12 @@ pub struct Calls {
     is_closed: AtomicBool,
     /// True if a thread waits for `ended`. Each call ends before it reads this flag, with the order of `is_closed`.
     is_awaited: AtomicBool,
-    counts: Mutex<Counts>,
+    counts: Mutex<CallCounts>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Counts {
+struct CallCounts {
     /// The threads whose calls have queued work on their callers' memory, once per call. Until they have waited for it, the stream neither
     /// captures nor retires: otherwise the work would run after the wait, or the wait would be impossible.
     borrowers: Vec<ThreadNumber>,
@@ -52,7 +52,7 @@ pub struct Call<'a> {
 #[must_use = "calls begin as soon as this is dropped"]
 pub struct Closed<'a> {
     calls: &'a Calls,
-    counts: MutexGuard<'a, Counts>,
+    counts: MutexGuard<'a, CallCounts>,
 }
 
 impl Calls {
@@ -98,7 +98,7 @@ impl Calls {
         self.ended.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, CallCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,14 +152,14 @@ impl Calls {
     }
 
     /// `None` if a call is active; the stream stays open.
-    fn try_close<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Option<Closed<'a>> {
+    fn try_close<'a>(&'a self, counts: MutexGuard<'a, CallCounts>) -> Option<Closed<'a>> {
         let closing = self.begin_closing(counts);
         BiasedCount::fence_all([&self.count]);
         closing.once_idle()
     }
 
     /// Makes new calls wait. A fence must follow, and then [`Closed::once_idle`].
-    fn begin_closing<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Closed<'a> {
+    fn begin_closing<'a>(&'a self, counts: MutexGuard<'a, CallCounts>) -> Closed<'a> {
         self.is_closed.store(true, Ordering::SeqCst);
         Closed { calls: self, counts }
     }

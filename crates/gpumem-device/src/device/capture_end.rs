@@ -2,7 +2,7 @@
 
 use super::any_stream::{AnyStream, close_for_end};
 use super::objects::Object;
-use super::order::{Clocks, Part};
+use super::order::{CapturePart, Clocks};
 use super::primary::PrimaryContext;
 use gpumem_heap::order::StreamIndex;
 use gpumem_sys::DriverError;
@@ -31,7 +31,7 @@ pub fn end_of(
     origin: StreamIndex,
 ) -> Result<CUgraph, DriverError> {
     let ended = clocks.end_capture(origin);
-    if ended.is_err() && !matches!(clocks.part(origin), Ok(Part::Runs)) {
+    if ended.is_err() && !matches!(clocks.part(origin), Ok(CapturePart::Runs)) {
         members.iter().for_each(|stream| stream.leave_to_context());
     }
     ended
@@ -47,7 +47,7 @@ pub fn run_again(
     let waits = clocks.captures().end(graph, clocks.epochs());
     let ours = waits
         .into_iter()
-        .filter(|(index, _)| *index == origin || clocks.own_part(*index) == Some(Part::Runs));
+        .filter(|(index, _)| *index == origin || clocks.own_part(*index) == Some(CapturePart::Runs));
     let mut refused = Ok(());
     // Every wait is tried, even after one was refused.
     for (index, stamp) in ours {

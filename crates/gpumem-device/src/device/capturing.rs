@@ -1,7 +1,7 @@
 //! Waits and queries while streams capture. A captured stream cannot wait for work outside its capture. Such a wait is
 //! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
-use crate::device::{CaptureModeGuard, Event, Part, Stamp, Stream};
+use crate::device::{CaptureModeGuard, CapturePart, Event, Stamp, Stream};
 use crate::error::{CaptureError, DeviceError, not_forked};
 
 impl Stream {
@@ -21,19 +21,19 @@ impl Stream {
     #[cold]
     fn is_part_of_capture(&self) -> Result<bool, DeviceError> {
         not_forked()?;
-        Ok(self.part()? != Part::Runs)
+        Ok(self.part()? != CapturePart::Runs)
     }
 
     /// True if work queued on the stream now runs, and false if it is captured. The call must name the stream.
     #[doc(hidden)]
     #[inline]
-    pub fn part(&self) -> Result<Part, DeviceError> {
+    pub fn part(&self) -> Result<CapturePart, DeviceError> {
         Ok(self.clocks().part(self.stream_index())?)
     }
 
     /// True if a wait could make the stream join a capture: one is active, and the stream is in none.
     pub(crate) fn may_join(&self) -> Result<bool, DeviceError> {
-        Ok(self.clocks().captures().is_open() && self.part()? == Part::Runs)
+        Ok(self.clocks().captures().is_open() && self.part()? == CapturePart::Runs)
     }
 
     /// Refuses an operation that would make the driver break the capture.
@@ -43,9 +43,9 @@ impl Stream {
             return Ok(());
         }
         match self.part()? {
-            Part::Runs => Ok(()),
-            Part::In(_) => Err(DeviceError::Capture(CaptureError::NotCapturable { operation })),
-            Part::Broken => Err(DeviceError::Capture(CaptureError::Broken)),
+            CapturePart::Runs => Ok(()),
+            CapturePart::In(_) => Err(DeviceError::Capture(CaptureError::NotCapturable { operation })),
+            CapturePart::Broken => Err(DeviceError::Capture(CaptureError::Broken)),
         }
     }
 
@@ -56,13 +56,15 @@ impl Stream {
         }
         let captures = self.clocks().captures();
         match (self.part()?, other.part()?) {
-            (Part::Broken, _) | (_, Part::Broken) => Err(DeviceError::Capture(CaptureError::Broken)),
-            (Part::In(graph), Part::Runs) if captures.knows(graph) => {
+            (CapturePart::Broken, _) | (_, CapturePart::Broken) => {
+                Err(DeviceError::Capture(CaptureError::Broken))
+            }
+            (CapturePart::In(graph), CapturePart::Runs) if captures.knows(graph) => {
                 let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                 captures.add_after(graph, self.stream_index(), [other.marked()?]);
                 Ok(true)
             }
-            (Part::In(graph), Part::In(other)) if graph != other => {
+            (CapturePart::In(graph), CapturePart::In(other)) if graph != other => {
                 Err(DeviceError::Capture(CaptureError::NotCapturable {
                     operation: "waiting for another capture",
                 }))
@@ -75,7 +77,7 @@ impl Stream {
     pub(crate) fn note_joined(&self) {
         let captures = self.clocks().captures();
         if captures.is_open()
-            && let Ok(Part::In(graph)) = self.part()
+            && let Ok(CapturePart::In(graph)) = self.part()
         {
             captures.join(graph, &self.shared());
         }
@@ -95,14 +97,14 @@ impl Stream {
             return Ok(false);
         }
         match (self.part()?, event.mark()) {
-            (Part::Broken, _) => Err(DeviceError::Capture(CaptureError::Broken)),
-            (Part::In(graph), _) if captured_in.is_some_and(|other| other != graph) => {
+            (CapturePart::Broken, _) => Err(DeviceError::Capture(CaptureError::Broken)),
+            (CapturePart::In(graph), _) if captured_in.is_some_and(|other| other != graph) => {
                 Err(DeviceError::Capture(CaptureError::NotCapturable {
                     operation: "waiting for another capture",
                 }))
             }
-            (Part::In(_), _) if event.is_blank() => Ok(true),
-            (Part::In(graph), Some(mark)) if captures.knows(graph) => {
+            (CapturePart::In(_), _) if event.is_blank() => Ok(true),
+            (CapturePart::In(graph), Some(mark)) if captures.knows(graph) => {
                 let waited_for = match self.clocks().can_be_ordered(mark) {
                     true => mark,
                     // Another library's stream may not be marked later, so the capture's own stream waits now and represents the event.
@@ -152,8 +154,8 @@ impl Stream {
     pub fn captures_for(&self) -> Result<Option<u64>, DeviceError> {
         let captures = self.clocks().captures();
         match self.part()? {
-            Part::In(graph) if captures.knows(graph) => Ok(Some(graph)),
-            Part::Broken if captures.capture_of(self.stream_index(), true).is_some() => {
+            CapturePart::In(graph) if captures.knows(graph) => Ok(Some(graph)),
+            CapturePart::Broken if captures.capture_of(self.stream_index(), true).is_some() => {
                 Err(DeviceError::Capture(CaptureError::Broken))
             }
             _ => Ok(None),

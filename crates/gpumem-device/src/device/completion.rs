@@ -48,9 +48,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "a future does nothing unless it is awaited or polled"]
-pub struct Completion(State);
+pub struct Completion(CompletionState);
 
-enum State {
+enum CompletionState {
     Over(Result<(), DeviceError>),
     Pending(Arc<Pending>),
 }
@@ -136,9 +136,9 @@ impl Event {
 impl Completion {
     fn of(pending: Result<Option<Pending>, DeviceError>) -> Self {
         Self(match pending {
-            Ok(Some(pending)) => State::Pending(Arc::new(pending)),
-            Ok(None) => State::Over(Ok(())),
-            Err(error) => State::Over(Err(error)),
+            Ok(Some(pending)) => CompletionState::Pending(Arc::new(pending)),
+            Ok(None) => CompletionState::Over(Ok(())),
+            Err(error) => CompletionState::Over(Err(error)),
         })
     }
 
@@ -149,8 +149,8 @@ impl Completion {
     /// The error that the future resolves with, such as [`DeviceError::DeviceLost`].
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         match &self.0 {
-            State::Over(outcome) => outcome.clone().map(|()| true),
-            State::Pending(pending) => match pending.query() {
+            CompletionState::Over(outcome) => outcome.clone().map(|()| true),
+            CompletionState::Pending(pending) => match pending.query() {
                 Some(outcome) => outcome.map(|()| true),
                 None => Ok(false),
             },
@@ -164,8 +164,8 @@ impl Completion {
     /// The error that the future resolves with, such as [`DeviceError::DeviceLost`].
     pub fn wait(self) -> Result<(), DeviceError> {
         match &self.0 {
-            State::Over(outcome) => outcome.clone(),
-            State::Pending(pending) => pending.wait(),
+            CompletionState::Over(outcome) => outcome.clone(),
+            CompletionState::Pending(pending) => pending.wait(),
         }
     }
 }
@@ -175,12 +175,12 @@ impl Future for Completion {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &self.0 {
-            State::Over(outcome) => return Poll::Ready(outcome.clone()),
-            State::Pending(pending) => pending.poll(context.waker()),
+            CompletionState::Over(outcome) => return Poll::Ready(outcome.clone()),
+            CompletionState::Pending(pending) => pending.poll(context.waker()),
         };
         if let Poll::Ready(outcome) = &outcome {
             // The marker and the device are released with the result, not with the future.
-            let before = core::mem::replace(&mut self.0, State::Over(outcome.clone()));
+            let before = core::mem::replace(&mut self.0, CompletionState::Over(outcome.clone()));
             before.unlist();
         }
         outcome
@@ -207,7 +207,7 @@ impl IntoFuture for &Event {
     }
 }
 
-impl State {
+impl CompletionState {
     fn unlist(&self) {
         if !fork::is_child()
             && let Self::Pending(pending) = self
@@ -320,8 +320,8 @@ impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Completion");
         match &self.0 {
-            State::Over(outcome) => fields.field("outcome", outcome),
-            State::Pending(pending) => fields.field("device", &pending.device.ordinal()),
+            CompletionState::Over(outcome) => fields.field("outcome", outcome),
+            CompletionState::Pending(pending) => fields.field("device", &pending.device.ordinal()),
         };
         fields.finish_non_exhaustive()
     }

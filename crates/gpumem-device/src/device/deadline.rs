@@ -22,11 +22,11 @@ thread_local! {
 /// A request of this thread, active until it is dropped. A nested request, such as an allocation in a reclaim callback,
 /// shares the outer request's deadline.
 #[must_use = "dropping it ends the request"]
-pub struct Request {
+pub struct RequestScope {
     is_outermost: bool,
 }
 
-impl Request {
+impl RequestScope {
     /// Begins a request.
     #[inline]
     pub fn begin() -> Self {
@@ -38,7 +38,7 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for RequestScope {
     #[inline]
     fn drop(&mut self) {
         if self.is_outermost {
@@ -75,15 +75,15 @@ mod tests {
     fn a_request_has_one_deadline_and_the_next_a_new_one() {
         let hour = Duration::from_secs(3600);
         assert!(!has_passed());
-        let outer = Request::begin();
+        let outer = RequestScope::begin();
         let first = until(hour);
         {
-            let _inner = Request::begin();
+            let _inner = RequestScope::begin();
             assert!(until(Duration::from_secs(7200)) == first && until(Duration::ZERO) < first);
         }
         assert!(until(hour) == first && !has_passed());
         drop(outer);
-        let _next = Request::begin();
+        let _next = RequestScope::begin();
         assert!(until(Duration::ZERO) < first && has_passed());
     }
 }

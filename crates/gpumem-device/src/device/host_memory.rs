@@ -8,7 +8,7 @@
 use crate::device::primary::{HeldContext, WeakContext};
 use crate::device::{Device, Handle, KeptMemory, Patience};
 use crate::error::{DeviceError, not_forked};
-use buffer::Parts;
+use buffer::RawParts;
 pub use buffer::{HostBuffer, HostBufferMut};
 use core::error::Error;
 use core::ffi::c_void;
@@ -60,14 +60,14 @@ mod buffer;
 /// ```
 #[must_use = "dropping it takes the devices' address away"]
 pub struct HostMemory<B: HostBuffer> {
-    registration: Registration,
-    parts: Parts<B::Element>,
+    registration: HostRegistration,
+    parts: RawParts<B::Element>,
     buffer: PhantomData<B>,
 }
 
 /// A borrowed slice with an address for devices, inside [`Device::with_host_memory`].
 pub struct BorrowedHostMemory<'a, T> {
-    registration: Registration,
+    registration: HostRegistration,
     slice: PhantomData<&'a mut [T]>,
 }
 
@@ -75,7 +75,7 @@ pub struct BorrowedHostMemory<'a, T> {
 pub struct HostMemoryError<V>(Box<(DeviceError, V)>);
 
 /// Host memory as the driver sees it.
-struct Registration {
+struct HostRegistration {
     device: Device,
     host: *mut c_void,
     address: CUdeviceptr,
@@ -93,7 +93,7 @@ struct Registration {
 
 /// The way in which devices access the memory.
 #[derive(Clone, Copy)]
-enum Access {
+enum DeviceAccess {
     ReadWrite,
     ReadOnly,
     Pageable,
@@ -111,7 +111,7 @@ impl<B: HostBufferMut> HostMemory<B> {
     /// - [`DeviceError::DeviceLost`] if the context is lost.
     /// - [`DeviceError::Kept`] for an earlier drop.
     pub fn register(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
-        Self::new(device, buffer, Access::ReadWrite)
+        Self::new(device, buffer, DeviceAccess::ReadWrite)
     }
 
     /// Uses a buffer without pinning: the device accesses host memory page by page.
@@ -123,7 +123,7 @@ impl<B: HostBufferMut> HostMemory<B> {
     /// - [`DeviceError::HostAccess`] if the device does not support this; many PCIe devices do not.
     /// - [`DeviceError::Kept`] for an earlier drop.
     pub fn pageable(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
-        Self::new(device, buffer, Access::Pageable)
+        Self::new(device, buffer, DeviceAccess::Pageable)
     }
 }
 
@@ -135,13 +135,13 @@ impl<B: HostBuffer> HostMemory<B> {
     /// All errors of [`HostMemory::register`], and [`DeviceError::HostAccess`] if the device does not support read-only
     /// registration.
     pub fn register_read_only(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
-        Self::new(device, buffer, Access::ReadOnly)
+        Self::new(device, buffer, DeviceAccess::ReadOnly)
     }
 
-    fn new(device: &Device, buffer: B, access: Access) -> Result<Self, HostMemoryError<B>> {
+    fn new(device: &Device, buffer: B, access: DeviceAccess) -> Result<Self, HostMemoryError<B>> {
         let parts = buffer.into_parts();
         // SAFETY: the parts belong to the buffer, whose memory does not move until the registration has ended.
-        match unsafe { Registration::new(device, parts.start.cast(), parts.size_bytes(), access) } {
+        match unsafe { HostRegistration::new(device, parts.start.cast(), parts.size_bytes(), access) } {
             Ok(registration) => Ok(Self { registration, parts, buffer: PhantomData }),
             Err(error) => {
                 // SAFETY: the parts came from such a buffer, once, and the driver holds no registration of them.
@@ -210,7 +210,7 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
             // SAFETY: the parts came from such a buffer, once, and no work uses them.
             Ok(()) => drop(unsafe { B::from_parts(self.parts) }),
             Err(cause) => {
-                let Registration { device, host, size_bytes, .. } = &self.registration;
+                let HostRegistration { device, host, size_bytes, .. } = &self.registration;
                 let (what, address) = ("host memory", host.addr() as u64);
                 // In a host function this is not an error: the next wait of another thread releases the memory.
                 if !(self.keep() && cause.is_not_permitted()) {
@@ -250,7 +250,7 @@ impl<B: HostBuffer> HostMemory<B> {
 /// Unregisters memory that no work uses.
 fn unregister(device: &Device, host: *mut c_void) -> Result<(), DriverError> {
     let _entered = device.enter_relaxed()?;
-    // SAFETY: the memory was registered by `Registration::pin`, no work uses it, and the context is current.
+    // SAFETY: the memory was registered by `HostRegistration::pin`, no work uses it, and the context is current.
     match unsafe { device.driver().cuMemHostUnregister(host) } {
         Err(error) if error.code() == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Ok(()),
         answer => answer,
@@ -320,7 +320,7 @@ impl Device {
     ) -> Result<R, DeviceError> {
         let size_bytes = size_of_val(slice) as u64;
         // SAFETY: the slice is borrowed until this returns.
-        unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, Access::ReadWrite, body) }
+        unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, DeviceAccess::ReadWrite, body) }
     }
 
     /// Like [`Device::with_host_memory`], for memory that devices only read; the host may keep reading it.
@@ -340,7 +340,7 @@ impl Device {
     ) -> Result<R, DeviceError> {
         let size_bytes = size_of_val(slice) as u64;
         // SAFETY: the slice is borrowed until this returns, and devices only read it.
-        unsafe { self.with_memory(slice.as_ptr().cast_mut(), size_bytes, Access::ReadOnly, body) }
+        unsafe { self.with_memory(slice.as_ptr().cast_mut(), size_bytes, DeviceAccess::ReadOnly, body) }
     }
 
     /// Like [`Device::with_host_memory`], without pinning: the device accesses host memory page by page.
@@ -360,7 +360,7 @@ impl Device {
     ) -> Result<R, DeviceError> {
         let size_bytes = size_of_val(slice) as u64;
         // SAFETY: the slice is borrowed until this returns.
-        unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, Access::Pageable, body) }
+        unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, DeviceAccess::Pageable, body) }
     }
 
     /// # Safety
@@ -370,11 +370,11 @@ impl Device {
         &self,
         start: *mut T,
         size_bytes: u64,
-        access: Access,
+        access: DeviceAccess,
         body: impl FnOnce(&BorrowedHostMemory<'_, T>) -> R,
     ) -> Result<R, DeviceError> {
         // SAFETY: the memory is borrowed until this returns, and `memory`, which no caller can move, ends the registration.
-        let registration = unsafe { Registration::new(self, start.cast(), size_bytes, access)? };
+        let registration = unsafe { HostRegistration::new(self, start.cast(), size_bytes, access)? };
         let mut memory = BorrowedHostMemory { registration, slice: PhantomData };
         let result = body(&memory);
         memory.end();
@@ -420,8 +420,8 @@ impl<T> Drop for BorrowedHostMemory<'_, T> {
 }
 
 /// Aborts: the slice's owner would get memory back that a device may still write, and a panic cannot prevent that.
-fn give_up(registration: &Registration, cause: DriverError) -> ! {
-    let Registration { device, host, size_bytes, .. } = registration;
+fn give_up(registration: &HostRegistration, cause: DriverError) -> ! {
+    let HostRegistration { device, host, size_bytes, .. } = registration;
     let _ = writeln!(
         std::io::stderr(),
         "gpumem: {size_bytes} bytes at {host:p} are still registered with {device}, whose driver refuses to wait ({cause}); \
@@ -430,16 +430,16 @@ fn give_up(registration: &Registration, cause: DriverError) -> ! {
     std::process::abort()
 }
 
-impl Registration {
+impl HostRegistration {
     /// # Safety
     ///
-    /// Until [`Registration::end`] has succeeded, the memory does not move, and only devices use it in a conflicting
+    /// Until [`HostRegistration::end`] has succeeded, the memory does not move, and only devices use it in a conflicting
     /// way.
     unsafe fn new(
         device: &Device,
         host: *mut c_void,
         size_bytes: u64,
-        access: Access,
+        access: DeviceAccess,
     ) -> Result<Self, DeviceError> {
         not_forked()?;
         device.take_kept()?;
@@ -449,7 +449,7 @@ impl Registration {
             host,
             address: 0,
             size_bytes,
-            is_written: !matches!(access, Access::ReadOnly),
+            is_written: !matches!(access, DeviceAccess::ReadOnly),
             known_lost: Vec::new(),
             is_loss_returned: false,
             is_registered: false,
@@ -555,7 +555,7 @@ impl Registration {
     }
 }
 
-impl Access {
+impl DeviceAccess {
     /// Refuses an access that the device does not support.
     fn check(self, device: &Device) -> Result<(), DeviceError> {
         let (attribute, what) = match self {
@@ -645,7 +645,7 @@ impl<T> fmt::Debug for BorrowedHostMemory<'_, T> {
     }
 }
 
-impl Registration {
+impl HostRegistration {
     fn describe(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
         f.debug_struct(name)
             .field("address", &format_args!("{:#x}", self.address))
@@ -657,10 +657,10 @@ impl Registration {
 
 // SAFETY: the driver accepts calls about host memory from any thread, and `host` is only passed to it. The impls below
 // decide what the buffer or slice itself allows.
-unsafe impl Send for Registration {}
+unsafe impl Send for HostRegistration {}
 // SAFETY: a shared registration exposes numbers and a pointer, which is `unsafe` to dereference, and is never
 // modified.
-unsafe impl Sync for Registration {}
+unsafe impl Sync for HostRegistration {}
 
 // SAFETY: it owns the buffer that `parts` came from, and nothing else that is bound to a thread.
 unsafe impl<B: HostBuffer + Send> Send for HostMemory<B> {}

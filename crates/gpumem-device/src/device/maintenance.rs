@@ -22,7 +22,7 @@ use std::time::Instant;
 /// The work that waits and queries do for the pools of a GPU.
 #[derive(Default)]
 pub struct Maintenance {
-    work: Mutex<Work>,
+    work: Mutex<PoolWork>,
     /// True if any work is registered: checked after every wait.
     is_needed: AtomicBool,
     /// True if a pool of the device uses, or used, a memory pool of the driver.
@@ -32,7 +32,7 @@ pub struct Maintenance {
 }
 
 #[derive(Default)]
-struct Work {
+struct PoolWork {
     pools: Vec<Weak<dyn PoolMaintenance>>,
     deferred: Vec<DeferredRelease>,
 }
@@ -56,12 +56,12 @@ struct DeferredRelease {
     is_host: bool,
     /// True if the calls that release it wait for the device.
     waits: bool,
-    release: Box<Release>,
+    release: Box<ReleaseFn>,
 }
 
 /// Releases memory that is known to be unused. Returns true once nothing is left. The device's context is current, and the capture mode
 /// relaxed.
-type Release = dyn FnMut(&Driver, &Clocks, HowFar) -> bool + Send;
+type ReleaseFn = dyn FnMut(&Driver, &Clocks, HowFar) -> bool + Send;
 
 impl DeferredRelease {
     fn release(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
@@ -258,7 +258,7 @@ impl Maintenance {
         device.refused().destroy_at_end(device.driver());
     }
 
-    fn work(&self) -> MutexGuard<'_, Work> {
+    fn work(&self) -> MutexGuard<'_, PoolWork> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,7 +30,7 @@ mod stream_table;
 pub mod uses;
 mod wait;
 
-pub use capture::Part;
+pub use capture::CapturePart;
 pub use clocks::Clocks;
 pub use gpumem_heap::order::StreamId;
 pub use gpumem_heap::order::{Order, Stamp, StreamIndex};

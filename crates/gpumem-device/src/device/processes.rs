@@ -8,7 +8,7 @@ use crate::device::Device;
 use gpumem_sys::ProcessUsage;
 
 /// The memory of processes on a device.
-pub struct Usage {
+pub struct ProcessMemory {
     /// The memory of this process, if it is known.
     pub own_bytes: Option<u64>,
     /// The other known processes, the largest first.
@@ -16,14 +16,14 @@ pub struct Usage {
 }
 
 /// Queries the processes that have memory on the device.
-pub fn on(device: &Device) -> Usage {
+pub fn on(device: &Device) -> ProcessMemory {
     let mut processes = all_on(device);
     let own = processes.iter().find(|process| process.id == Some(std::process::id()));
     let own_bytes = own.and_then(|process| process.in_use_bytes);
     processes.retain(|process| process.id != Some(std::process::id()) && process.in_use_bytes != Some(0));
     processes.sort_by_key(|process| core::cmp::Reverse(process.in_use_bytes));
     processes.truncate(COUNT_MAX);
-    Usage { own_bytes, others: processes }
+    ProcessMemory { own_bytes, others: processes }
 }
 
 /// Limits the length of the table.
@@ -109,7 +109,7 @@ mod tests {
         assert!(on(&device).others.is_empty());
         let sim = gpumem_sim::Sim::of(device.driver()).unwrap();
         sim.take_memory(0, 1 << 20);
-        let Usage { own_bytes, others } = on(&device);
+        let ProcessMemory { own_bytes, others } = on(&device);
         let in_use_bytes: Vec<_> = others.iter().map(|process| process.in_use_bytes).collect();
         assert_eq!((own_bytes, in_use_bytes), (Some(0), vec![Some(1 << 20)]));
         let mut address = 0;

@@ -39,14 +39,14 @@ impl MemoryRange {
 pub struct Sleepers {
     /// The number of entries and of reset devices. It is raised before the wait for calls: a call reads it after it has counted itself.
     count: AtomicUsize,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<SleepingPool>>,
     /// The addresses of all [`LentMemory`].
     lent: Mutex<Vec<Range<u64>>>,
     streams: Mutex<Streams>,
 }
 
 /// The addresses of a pool that sleeps.
-struct Entry {
+struct SleepingPool {
     pool: u64,
     name: Arc<str>,
     ranges: Vec<Range<u64>>,
@@ -73,7 +73,7 @@ impl Sleepers {
 
     /// Refuses operations on these addresses of a pool, which has a number and a name, from now on.
     pub fn add(&self, pool: u64, name: &Arc<str>, ranges: Vec<Range<u64>>) {
-        self.entries().push(Entry { pool, name: Arc::clone(name), ranges });
+        self.entries().push(SleepingPool { pool, name: Arc::clone(name), ranges });
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -161,7 +161,7 @@ impl Sleepers {
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn entries(&self) -> MutexGuard<'_, Vec<SleepingPool>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -42,15 +42,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Stream(Arc<Inner>);
+pub struct Stream(Arc<StreamInner>);
 
-struct Inner {
+struct StreamInner {
     device: Device,
     raw: Handle<CUstream_st>,
     id: StreamId,
     /// The driver's unique id of the stream, never reused; `None` for drivers before CUDA 12.0.
     driver_id: Option<u64>,
-    kind: Kind,
+    kind: HandleKind,
     is_retired: AtomicBool,
     /// The driver refused to end a capture of the stream. It refuses to destroy such a stream, too.
     captures_for_good: AtomicBool,
@@ -73,9 +73,9 @@ struct Inner {
 /// A value that keeps a stream of another library alive.
 type Owner = Box<dyn Send + Sync>;
 
-/// The owner of a stream.
+/// The kind of a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum HandleKind {
     /// Created here, and destroyed with its last clone.
     Owned,
     /// A stream of another library, or the context's legacy stream. The clocks store its lifetime.
@@ -180,14 +180,14 @@ impl Stream {
     /// - [`DeviceError::Stream`] if the stream was retired, or is another thread's default stream.
     #[inline]
     pub fn check_usable(&self) -> Result<(), DeviceError> {
-        if self.0.kind == Kind::Owned { Ok(()) } else { self.0.check_usable_slow() }
+        if self.0.kind == HandleKind::Owned { Ok(()) } else { self.0.check_usable_slow() }
     }
 
     /// True if this crate created it, so that any thread may use it while it exists.
     #[doc(hidden)]
     #[inline]
     pub fn is_owned(&self) -> bool {
-        self.0.kind == Kind::Owned
+        self.0.kind == HandleKind::Owned
     }
 
     /// The number of its id while threads may use the fast path for it, otherwise 0. For a thread's default stream, no other thread has a
@@ -229,7 +229,7 @@ impl Stream {
     #[doc(hidden)]
     #[inline]
     pub fn is_mark_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
-        self.0.kind != Kind::Owned && self.is_turnover_due(size_bytes, share_bytes)
+        self.0.kind != HandleKind::Owned && self.is_turnover_due(size_bytes, share_bytes)
     }
 
     fn is_turnover_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
@@ -265,7 +265,7 @@ impl Stream {
     #[doc(hidden)]
     #[inline]
     pub fn shared(&self) -> Arc<dyn AnyStream> {
-        Arc::<Inner>::clone(&self.0)
+        Arc::<StreamInner>::clone(&self.0)
     }
 
     #[doc(hidden)]
@@ -287,20 +287,20 @@ impl Stream {
     }
 }
 
-impl Inner {
+impl StreamInner {
     #[cold]
     fn check_usable_slow(&self) -> Result<(), DeviceError> {
         match self.kind {
-            Kind::Owned => Ok(()),
+            HandleKind::Owned => Ok(()),
             _ if self.is_retired.load(Ordering::SeqCst) => Err(DeviceError::Stream(StreamError::Retired)),
-            Kind::OfThread(thread) if thread != ThreadNumber::current() => {
+            HandleKind::OfThread(thread) if thread != ThreadNumber::current() => {
                 Err(DeviceError::Stream(StreamError::WrongThread))
             }
             _ => Ok(()),
         }
     }
 
-    fn new(device: &Device, raw: CUstream, id: StreamId, driver_id: Option<u64>, kind: Kind) -> Self {
+    fn new(device: &Device, raw: CUstream, id: StreamId, driver_id: Option<u64>, kind: HandleKind) -> Self {
         Self {
             device: device.clone(),
             raw: Handle(raw),
@@ -320,7 +320,7 @@ impl Inner {
     }
 }
 
-impl AnyStream for Inner {
+impl AnyStream for StreamInner {
     fn id(&self) -> StreamId {
         self.id
     }
@@ -350,7 +350,7 @@ impl AnyStream for Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for StreamInner {
     fn drop(&mut self) {
         if fork::is_child() {
             // The owner's drop would call the driver.
@@ -361,7 +361,7 @@ impl Drop for Inner {
             return self.end_owned_elsewhere(owner);
         }
         match self.kind {
-            Kind::Owned => {
+            HandleKind::Owned => {
                 self.device.clocks().retire(self.id, self.driver_id);
                 if !*self.captures_for_good.get_mut() {
                     self.device.destroy(Object::Stream(self.raw.0));
@@ -371,7 +371,7 @@ impl Drop for Inner {
             // Another library's stream must not be marked here: its queued work counts as done once the device has been waited for. A
             // thread's default stream lives as long as the thread.
             kind => {
-                let is_alive = kind == Kind::OfThread(ThreadNumber::current());
+                let is_alive = kind == HandleKind::OfThread(ThreadNumber::current());
                 self.device.clocks().abandon(self.id, self.driver_id, is_alive);
             }
         }

@@ -30,14 +30,14 @@ pub enum Verdict {
 }
 
 /// Codes with a meaning of their own for some calls.
-struct Row {
+struct SpecialCodes {
     calls: &'static [&'static str],
     codes: &'static [CUresult],
     verdict: Verdict,
 }
 
-const ROWS: &[Row] = &[
-    Row {
+const ROWS: &[SpecialCodes] = &[
+    SpecialCodes {
         calls: &[
             "cuMemAlloc_v2",
             "cuMemAllocFromPoolAsync",
@@ -51,12 +51,12 @@ const ROWS: &[Row] = &[
         codes: &[CUresult::CUDA_ERROR_NOT_READY, CUresult::CUDA_ERROR_UNKNOWN],
         verdict: Verdict::Shortage,
     },
-    Row {
+    SpecialCodes {
         calls: &["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"],
         codes: &[CUresult::CUDA_ERROR_NOT_PERMITTED],
         verdict: Verdict::Lack,
     },
-    Row {
+    SpecialCodes {
         calls: &["cuMemPoolCreate", "cuMemPoolSetAccess"],
         codes: &[CUresult::CUDA_ERROR_INVALID_VALUE],
         verdict: Verdict::Lack,

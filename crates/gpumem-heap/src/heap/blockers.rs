@@ -3,7 +3,7 @@
 use super::idle_scan::IdleScan;
 use super::memory_map::MemoryMap;
 use super::recycle;
-use super::request::Request;
+use super::request::BlockRequest;
 use super::stretches::smallest_stretch;
 use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// suitable free. Empty if waiting for all stamps that `can_wait` accepts would not suffice. `allows` accepts places in the request's space.
 pub(super) fn blockers(
     map: &MemoryMap,
-    request: &Request,
+    request: &BlockRequest,
     order: &impl Order,
     can_wait: impl Fn(Stamp) -> bool,
     allows: impl Fn(u64) -> bool + Copy,
@@ -79,7 +79,12 @@ fn pending_epochs(map: &MemoryMap, stream: StreamIndex, order: &impl Order) -> B
 }
 
 /// True if free memory would suffice, perhaps at new addresses.
-fn would_fit(map: &MemoryMap, request: &Request, order: &impl Order, allows: impl Fn(u64) -> bool) -> bool {
+fn would_fit(
+    map: &MemoryMap,
+    request: &BlockRequest,
+    order: &impl Order,
+    allows: impl Fn(u64) -> bool,
+) -> bool {
     let Some(size_bytes) = request.rounded_bytes() else { return false };
     let (view, index) = (map.view(request.stream, order), request.space());
     if smallest_stretch(&map.spaces[index], size_bytes, request.alignment, &view, allows).is_some() {

@@ -6,8 +6,8 @@
 //! - below any limit handles are so small that many of them make up the limit, and thread caches hold little;
 //! - once blocks have needed a thirty-second of the limit, the heap is *exact*: it keeps no slack, so streams share no page under blocks
 //!   that may live long;
-//! - once blocks have needed half of the limit, the heap is *careful*: its tuning is [`Tuning::careful`], close to
-//!   [`Tuning::TIGHT`].
+//! - once blocks have needed half of the limit, the heap is *careful*: its tuning is [`HeapTuning::careful`], close to
+//!   [`HeapTuning::TIGHT`].
 //!
 //! The bytes that blocks have needed are a peak of use. It decays with each allocation that misses the thread caches, so a pool relaxes a
 //! few thousand misses after its blocks were freed.
@@ -18,24 +18,24 @@
 //! 257 ms instead of 23).
 
 use super::space::PAGE_SHIFT;
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 
 #[derive(Debug)]
 pub(super) struct TuningByLimit {
     /// Without a limit.
-    usual: Tuning,
+    usual: HeapTuning,
     /// Far below a limit.
-    limited: Tuning,
+    limited: HeapTuning,
     /// Nearer, without slack.
-    exact: Tuning,
+    exact: HeapTuning,
     /// Near a limit.
-    careful: Tuning,
+    careful: HeapTuning,
     /// [`NO_LIMIT`] without a limit.
     limit_bytes: u64,
 }
 
 impl TuningByLimit {
-    pub(super) fn new(tuning: Tuning) -> Self {
+    pub(super) fn new(tuning: HeapTuning) -> Self {
         let tuning = tuning.clamped();
         Self {
             limited: tuning,
@@ -51,13 +51,13 @@ impl TuningByLimit {
         if limit_bytes == self.limit_bytes {
             return;
         }
-        let Tuning { handle_max_pages, magazine_bytes_min, .. } = self.usual;
+        let HeapTuning { handle_max_pages, magazine_bytes_min, .. } = self.usual;
         let handle_pages = (limit_bytes >> PAGE_SHIFT) / HANDLES_MIN;
         let cap = u32::try_from(handle_pages).unwrap_or(u32::MAX).max(1);
         self.limited.handle_max_pages = handle_max_pages.min(cap);
         let magazine_bytes = (limit_bytes / MAGAZINE_DIVISOR).max(self.careful.magazine_bytes_min);
         self.limited.magazine_bytes_min = magazine_bytes_min.min(magazine_bytes);
-        self.exact = Tuning {
+        self.exact = HeapTuning {
             growth_slack_per_mille: self.careful.growth_slack_per_mille,
             growth_slack_max_per_mille: self.careful.growth_slack_max_per_mille,
             ..self.limited
@@ -75,7 +75,7 @@ impl TuningByLimit {
     }
 
     /// The tuning once blocks have needed some bytes.
-    pub(super) fn at(&self, needed_bytes: u64) -> &Tuning {
+    pub(super) fn at(&self, needed_bytes: u64) -> &HeapTuning {
         match self.limit_bytes {
             NO_LIMIT => &self.usual,
             _ if self.is_careful(needed_bytes) => &self.careful,
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_a_profile_is_what_it_says() {
-        for profile in [Tuning::FAST, Tuning::BALANCED, Tuning::TIGHT] {
+        for profile in [HeapTuning::FAST, HeapTuning::BALANCED, HeapTuning::TIGHT] {
             let tuning = TuningByLimit::new(profile);
             assert_eq!(*tuning.at(0), profile);
             assert_eq!(*tuning.at(1 << 50), profile);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_heap_is_careful_near_its_limit_and_relaxes_away_from_it() {
-        let mut tuning = TuningByLimit::new(Tuning::FAST);
+        let mut tuning = TuningByLimit::new(HeapTuning::FAST);
         tuning.set_limit_bytes(64 * GIB);
         let relaxed = tuning.at(2 * GIB - 1);
         assert_eq!((relaxed.handle_max_pages, relaxed.growth_slack_per_mille), (16, 100));
@@ -121,12 +121,12 @@ mod tests {
         let careful = tuning.at(32 * GIB);
         assert_eq!((careful.handle_max_pages, careful.growth_slack_per_mille), (1, 0));
         tuning.set_limit_bytes(NO_LIMIT);
-        assert_eq!(*tuning.at(16 * GIB), Tuning::FAST);
+        assert_eq!(*tuning.at(16 * GIB), HeapTuning::FAST);
     }
 
     #[test]
     fn small_limits_have_the_smallest_handles() {
-        let mut tuning = TuningByLimit::new(Tuning::FAST);
+        let mut tuning = TuningByLimit::new(HeapTuning::FAST);
         tuning.set_limit_bytes(0);
         assert_eq!(tuning.limited.handle_max_pages, 1);
         tuning.set_limit_bytes(GIB);
@@ -137,8 +137,8 @@ mod tests {
     /// Near the limit every profile has the same tuning.
     #[test]
     fn profiles_differ_near_a_limit_in_what_does_not_decide_what_fits() {
-        let of = |profile: Tuning| Tuning { mapping_allowance_per_mille: 0, ..profile.careful() };
-        assert_eq!(of(Tuning::FAST), of(Tuning::TIGHT));
-        assert_eq!(of(Tuning::BALANCED), of(Tuning::TIGHT));
+        let of = |profile: HeapTuning| HeapTuning { mapping_allowance_per_mille: 0, ..profile.careful() };
+        assert_eq!(of(HeapTuning::FAST), of(HeapTuning::TIGHT));
+        assert_eq!(of(HeapTuning::BALANCED), of(HeapTuning::TIGHT));
     }
 }

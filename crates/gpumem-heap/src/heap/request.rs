@@ -1,11 +1,11 @@
-//! [`Request`]: what a caller wants of the heap.
+//! [`BlockRequest`]: what a caller wants of the heap.
 
 use super::fit::UNIT_BYTES;
 use crate::order::StreamIndex;
 
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct BlockRequest {
     /// The size in bytes; not zero. Rounded up to a multiple of 256.
     pub size_bytes: u64,
     /// The alignment of the address in bytes: a power of two.
@@ -14,7 +14,7 @@ pub struct Request {
     pub stream: StreamIndex,
 }
 
-impl Request {
+impl BlockRequest {
     /// The space of the block: small blocks have a separate one.
     pub(super) fn space(&self) -> usize {
         usize::from(self.size_bytes > SMALL_MAX_BYTES)

@@ -13,7 +13,7 @@ mod eager;
 use super::allocation::{Allocation, FreeOutcome, FreeRequest};
 use super::figures::{Counts, Reserved};
 use super::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_FREES};
-use super::source::{BackendSetup, Source};
+use super::source::{BackendSetup, MemorySource};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
@@ -283,7 +283,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 }
 
-impl<C: DriverAllocator> Source for Arc<DirectBackend<C>> {
+impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
     fn alloc(
         &self,
         size_bytes: u64,

@@ -1,4 +1,4 @@
-//! [`Source`]: what every backend does, and [`BackendSetup`]: what it is created from.
+//! [`MemorySource`]: what every backend does, and [`BackendSetup`]: what it is created from.
 
 #[cfg(unix)]
 use super::allocation::Underlying;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// A source of device memory. Any number of threads may call any method at the same time, with any context current.
 #[enum_dispatch]
-pub(crate) trait Source {
+pub(crate) trait MemorySource {
     /// Allocates memory for work that is queued on `stream` from now on, at a multiple of `alignment`, which is a power of
     /// two. Calls `climb` if no memory is free.
     ///

@@ -65,7 +65,7 @@ impl Interface {
         translated
     }
 
-    fn name(self, names: &Names) -> String {
+    fn name(self, names: &InterfaceNames) -> String {
         let (create, pool) = match self {
             Self::Rust => return names.rust.into(),
             Self::C => return names.c.into(),
@@ -84,7 +84,7 @@ fn is_of_a_name(letter: char) -> bool {
 }
 
 /// A function or an option, by interface.
-struct Names {
+struct InterfaceNames {
     /// The name in the texts of this workspace.
     rust: &'static str,
     c: &'static str,
@@ -92,13 +92,13 @@ struct Names {
     python: &'static str,
 }
 
-const fn names(rust: &'static str, c: &'static str, python: &'static str) -> Names {
-    Names { rust, c, python }
+const fn names(rust: &'static str, c: &'static str, python: &'static str) -> InterfaceNames {
+    InterfaceNames { rust, c, python }
 }
 
 /// Phrases before the names that they contain.
 #[rustfmt::skip]
-const NAMES: &[Names] = &[
+const NAMES: &[InterfaceNames] = &[
     names("PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit",
         "gpumem_pool_options.hard_limit_bytes or gpumem_pool_set_hard_limit", "hard_limit= of {create} or {pool}.set_hard_limit"),
     names("PoolBuilder::hard_limit", "gpumem_pool_options.hard_limit_bytes", "hard_limit= of {create}"),

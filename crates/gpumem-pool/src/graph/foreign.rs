@@ -8,7 +8,7 @@ use core::time::Duration;
 use gpumem_device::internal::close_for_end;
 use gpumem_device::internal::not_forked;
 use gpumem_device::internal::run_again;
-use gpumem_device::internal::{Part, StreamIndex};
+use gpumem_device::internal::{CapturePart, StreamIndex};
 use gpumem_device::{CaptureError, DeviceError};
 use gpumem_device::{CaptureModeGuard, Device, Stream};
 use gpumem_sys::fork;
@@ -104,9 +104,9 @@ impl ForeignCaptures {
             return Ok(false);
         }
         let graph = match stream.part()? {
-            Part::In(graph) => graph,
-            Part::Runs => return Ok(false),
-            Part::Broken => return Err(PoolError::Device(DeviceError::Capture(CaptureError::Broken))),
+            CapturePart::In(graph) => graph,
+            CapturePart::Runs => return Ok(false),
+            CapturePart::Broken => return Err(PoolError::Device(DeviceError::Capture(CaptureError::Broken))),
         };
         let captures = self.device.clocks().captures();
         if captures.knows(graph) {
@@ -140,7 +140,8 @@ impl ForeignCaptures {
         let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
         let (mut result, mut is_waiting) = (Ok(()), state.is_waiting || !state.has_ended);
         for (hold, origin) in &state.found {
-            let is_active = || matches!(clocks.part(*origin), Ok(Part::In(graph)) if graph == hold.graph);
+            let is_active =
+                || matches!(clocks.part(*origin), Ok(CapturePart::In(graph)) if graph == hold.graph);
             if !captures.knows(hold.graph) || is_active() {
                 continue;
             }

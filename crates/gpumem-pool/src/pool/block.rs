@@ -19,7 +19,7 @@
 
 #[cfg(unix)]
 use crate::backend::Underlying;
-use crate::backend::{self, Allocation, FoundCache, FreeRequest, Source};
+use crate::backend::{self, Allocation, FoundCache, FreeRequest, MemorySource};
 use crate::config::{BackendKind, MemoryKind};
 use crate::error::{BadArgument, PoolError, Unsupported};
 use crate::pool::frames::{self, Here};

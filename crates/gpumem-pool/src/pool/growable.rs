@@ -1,6 +1,6 @@
 //! [`GrowableBlock`]: contiguous addresses whose memory grows and shrinks at the end.
 
-use crate::backend::{CachingPool, Source};
+use crate::backend::{CachingPool, MemorySource};
 use crate::config::MemoryKind;
 use crate::error::{PoolError, Unsupported};
 use crate::pool::adaptors::Subject;

@@ -1,6 +1,6 @@
 //! [`Hub`]: the part of a pool that serves requests: its device, backend, limits and counters. It knows neither blocks nor adaptors.
 
-use crate::backend::{self, Backend, BackendSetup, NO_CACHE, Source};
+use crate::backend::{self, Backend, BackendSetup, MemorySource, NO_CACHE};
 use crate::config::{Config, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
 use crate::figures::ActivityCounters;

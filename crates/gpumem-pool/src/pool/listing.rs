@@ -1,6 +1,6 @@
 //! [`Listings`]: the pools of a device. [`Listing`]: the entry of one pool, with its name and its figures.
 
-use crate::backend::{Backend, Source};
+use crate::backend::{Backend, MemorySource};
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
 use crate::limits::{LimitNode, Limits};

@@ -1,7 +1,7 @@
 //! [`State`]: the shared state of a pool, with the way of a freed block. It lives until no handle and no block of the pool is left, as its
 //! [`Lifetime`](gpumem_heap::sync::Lifetime) counts them. Requests come through `request`, and end at its [`Hub`].
 
-use crate::backend::{self, Allocation, FreeRequest, Source};
+use crate::backend::{self, Allocation, FreeRequest, MemorySource};
 use crate::config::{ALIGNMENT_MIN, PeerOption};
 use crate::error::{PoolError, Unsupported};
 use crate::pool::adaptors::{Adaptor, BackingAllocation, Stack};
@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 use gpumem_device::DeviceError;
 use gpumem_device::internal::catch_panic;
 use gpumem_device::internal::is_sticky;
-use gpumem_device::internal::{Clocks, GRAPH_BIT, Part, PeerDevice, StreamIndex};
+use gpumem_device::internal::{CapturePart, Clocks, GRAPH_BIT, PeerDevice, StreamIndex};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
@@ -469,9 +469,9 @@ fn captures_of(clocks: &Clocks, freed: &FreeRequest) -> Vec<u64> {
 
 fn capture_of(clocks: &Clocks, slot: StreamIndex) -> Option<u64> {
     match clocks.own_part(slot) {
-        Some(Part::In(graph)) => Some(graph).filter(|graph| clocks.captures().knows(*graph)),
-        Some(Part::Broken) => clocks.captures().capture_of(slot, true),
-        Some(Part::Runs) => None,
+        Some(CapturePart::In(graph)) => Some(graph).filter(|graph| clocks.captures().knows(*graph)),
+        Some(CapturePart::Broken) => clocks.captures().capture_of(slot, true),
+        Some(CapturePart::Runs) => None,
         // A stream of another library is queried only in calls that name it.
         None => clocks.captures().capture_of(slot, false),
     }

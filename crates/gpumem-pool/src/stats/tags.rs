@@ -83,16 +83,16 @@ impl Tags {
         if fork::is_child() {
             return HeldName::new(Name { text: name.into(), number: 0 });
         }
-        let mut book = self.counters.names.book();
-        if let Some(found) = book.find(name) {
+        let mut table = self.counters.names.table();
+        if let Some(found) = table.find(name) {
             return found;
         }
-        if book.is_due() {
+        if table.is_due() {
             let mut all = self.counters.lock();
-            let forgotten = book.forget_unused(|tag| all.is_unused(tag));
+            let forgotten = table.forget_unused(|tag| all.is_unused(tag));
             forgotten.into_iter().for_each(|tag| all.clear(tag));
         }
-        book.add(name)
+        table.add(name)
     }
 
     /// Calls `count` with this thread's share of a tag.
@@ -189,14 +189,14 @@ impl TagCounters {
 
     /// See [`Tags::sums`].
     pub(crate) fn sums(&self) -> Vec<TagSum> {
-        // While the book is locked, no name is forgotten.
-        let book = self.names.book();
+        // While the table is locked, no name is forgotten.
+        let table = self.names.table();
         let all = self.lock();
         let sum = |name: HeldName| {
             let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
             Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
         };
-        book.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
+        table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, TagShares> {

@@ -1,4 +1,4 @@
-//! [`Event`]: a recorded event. [`Raw`]: its form in rings and files, a kind and four words.
+//! [`RecordedEvent`]: a recorded event. [`Raw`]: its form in rings and files, a kind and four words.
 
 use crate::error::RefusedBy;
 use crate::pool::Figures;
@@ -6,7 +6,7 @@ use crate::pool::Figures;
 /// A recorded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Event {
+pub struct RecordedEvent {
     /// The time, in nanoseconds since the trace began.
     pub time_ns: u64,
     /// The thread, numbered in the order of first events.
@@ -137,7 +137,7 @@ pub enum What {
 /// The kind of an event, by its number in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum EventKind {
     Alloc = 1,
     Use = 2,
     Free = 3,
@@ -157,11 +157,11 @@ pub(super) enum Kind {
 /// its size, with the lowest bit for `is_complete`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw {
-    pub(super) kind: Kind,
+    pub(super) kind: EventKind,
     pub(super) words: [u64; 4],
 }
 
-impl Kind {
+impl EventKind {
     pub(super) fn of(number: u8) -> Option<Self> {
         let all = [
             Self::Alloc,
@@ -185,24 +185,24 @@ impl Kind {
 impl Raw {
     pub(super) fn free(pool: u32, address: u64, size_bytes: u64, stream: u64, is_complete: bool) -> Self {
         let value = size_bytes << 1 | u64::from(is_complete);
-        Self { kind: Kind::Free, words: [address, value, stream, u64::from(pool)] }
+        Self { kind: EventKind::Free, words: [address, value, stream, u64::from(pool)] }
     }
 
     /// `whose` contains the pool and the tag of the request.
     pub(super) fn refused(whose: u64, size_bytes: u64, stream: Option<u64>, by: Option<RefusedBy>) -> Self {
         let by = REFUSED_BY.iter().position(|known| Some(*known) == by).unwrap_or(REFUSED_BY.len()) as u64;
         let stream = stream.map_or(0, |stream| stream.wrapping_add(1));
-        Self { kind: Kind::Refused, words: [by, size_bytes, stream, whose] }
+        Self { kind: EventKind::Refused, words: [by, size_bytes, stream, whose] }
     }
 
     pub(super) fn reserved(pool: u32, figures: &Figures) -> Self {
         let Figures { reserved_bytes, reserved_peak_bytes, .. } = *figures;
-        Self { kind: Kind::Reserved, words: [reserved_peak_bytes, reserved_bytes, 0, u64::from(pool)] }
+        Self { kind: EventKind::Reserved, words: [reserved_peak_bytes, reserved_bytes, 0, u64::from(pool)] }
     }
 
     pub(super) fn in_use(pool: u32, figures: &Figures) -> Self {
         let Figures { in_use_bytes, block_count, .. } = *figures;
-        Self { kind: Kind::InUse, words: [in_use_bytes, block_count, 0, u64::from(pool)] }
+        Self { kind: EventKind::InUse, words: [in_use_bytes, block_count, 0, u64::from(pool)] }
     }
 
     /// The pool and the tag of an event with a pool; tag 0 means none.
@@ -210,8 +210,8 @@ impl Raw {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
         match self.kind {
-            Kind::Alloc | Kind::Resize | Kind::Refused => Some((pool, tag)),
-            Kind::Use | Kind::Free | Kind::Reserved | Kind::InUse => Some((pool, 0)),
+            EventKind::Alloc | EventKind::Resize | EventKind::Refused => Some((pool, tag)),
+            EventKind::Use | EventKind::Free | EventKind::Reserved | EventKind::InUse => Some((pool, 0)),
             _ => None,
         }
     }
@@ -220,25 +220,25 @@ impl Raw {
         let [address, value, stream, whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
         match self.kind {
-            Kind::Alloc => What::Alloc { pool, address, size_bytes: value, stream, tag },
-            Kind::Use => What::Use { pool, address, stream },
-            Kind::Free => {
+            EventKind::Alloc => What::Alloc { pool, address, size_bytes: value, stream, tag },
+            EventKind::Use => What::Use { pool, address, stream },
+            EventKind::Free => {
                 What::Free { pool, address, stream, size_bytes: value >> 1, is_complete: value & 1 != 0 }
             }
-            Kind::Refused => {
+            EventKind::Refused => {
                 let by = REFUSED_BY.get(address as usize).copied();
                 let stream = (stream > 0).then(|| stream.wrapping_sub(1));
                 What::Refused { pool, size_bytes: value, stream, tag, by }
             }
-            Kind::Reserved => What::Reserved { pool, reserved_bytes: value, peak_bytes: address },
-            Kind::InUse => What::InUse { pool, in_use_bytes: address, block_count: value },
-            Kind::Wait => What::Wait { stream, source: value },
-            Kind::Mark => What::Mark { event: address, stream },
-            Kind::WaitForMark => What::WaitForMark { event: address, stream },
-            Kind::StreamDone => What::StreamDone { stream },
-            Kind::MarkDone => What::MarkDone { event: address },
-            Kind::DeviceDone => What::DeviceDone,
-            Kind::Resize => What::Resize { pool, address, size_bytes: value, stream, tag },
+            EventKind::Reserved => What::Reserved { pool, reserved_bytes: value, peak_bytes: address },
+            EventKind::InUse => What::InUse { pool, in_use_bytes: address, block_count: value },
+            EventKind::Wait => What::Wait { stream, source: value },
+            EventKind::Mark => What::Mark { event: address, stream },
+            EventKind::WaitForMark => What::WaitForMark { event: address, stream },
+            EventKind::StreamDone => What::StreamDone { stream },
+            EventKind::MarkDone => What::MarkDone { event: address },
+            EventKind::DeviceDone => What::DeviceDone,
+            EventKind::Resize => What::Resize { pool, address, size_bytes: value, stream, tag },
         }
     }
 }

@@ -21,7 +21,7 @@
 //!
 //! Version 1 had no names, and every tag was 0. Version 2 had events and names only, and no sizes of freed blocks.
 
-use super::event::{Kind, Raw};
+use super::event::{EventKind, Raw};
 use super::ring::Timed;
 use crate::pool::PoolSettings;
 use core::fmt::Write;
@@ -240,7 +240,7 @@ fn events(header: &ChunkHeader, payload: &[u8]) -> Option<Vec<Timed>> {
     let mut before = (header.time_ns, 0_u64);
     while let Some((kind, numbers)) = rest.split_first() {
         rest = numbers;
-        let kind = Kind::of(*kind)?;
+        let kind = EventKind::of(*kind)?;
         let time_ns = before.0.wrapping_add(number(&mut rest)?);
         let address = before.1.wrapping_add(unsigned(number(&mut rest)?));
         let (value, stream) = (number(&mut rest)?, number(&mut rest)?);

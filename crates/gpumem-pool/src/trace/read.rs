@@ -1,6 +1,6 @@
 //! [`Recording`]: the events of a trace file, of all threads, in the order of their times.
 
-use super::event::Event;
+use super::event::RecordedEvent;
 use super::file::{EARLIER_COUNT, numbered};
 use super::format::{self, CHUNK_HEADER_BYTES, Content, Flaw, HEADER_BYTES, NAME_BYTES_MAX};
 use super::ring::Timed;
@@ -17,7 +17,7 @@ use std::path::Path;
 #[non_exhaustive]
 pub struct Recording {
     /// All events, earliest first.
-    pub events: Vec<Event>,
+    pub events: Vec<RecordedEvent>,
     /// The number of events that were lost while recording.
     pub dropped_count: u64,
     /// The unreadable end of the file, if there is one.
@@ -233,7 +233,7 @@ impl<S: Read> Reader<S> {
     }
 
     fn add(&mut self, thread: u32, events: Vec<Timed>) {
-        let timed = |event: Timed| Event { time_ns: event.time_ns, thread, what: event.raw.what() };
+        let timed = |event: Timed| RecordedEvent { time_ns: event.time_ns, thread, what: event.raw.what() };
         self.read.events.extend(events.into_iter().map(timed));
     }
 

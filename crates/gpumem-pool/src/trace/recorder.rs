@@ -1,7 +1,7 @@
 //! [`Recorder`]: the rings of one trace, and the thread that writes them to the file.
 
 use super::book::Book;
-use super::event::{Kind, Raw};
+use super::event::{EventKind, Raw};
 use super::file::{self, Output};
 use super::format;
 use super::ring::{Level, Overflow, Ring, Timed};
@@ -265,9 +265,9 @@ impl Parts {
         let key = (whose as u32, address);
         let is_newer = |time_ns: &u64| *time_ns > event.time_ns;
         let is_free = match event.raw.kind {
-            Kind::Alloc => false,
-            Kind::Resize => value == 0,
-            Kind::Free => true,
+            EventKind::Alloc => false,
+            EventKind::Resize => value == 0,
+            EventKind::Free => true,
             _ => return,
         };
         if is_free {

@@ -1,7 +1,7 @@
 //! [`Ring`]: one thread's events, on their way to the writer or until newer ones overwrite them. One thread puts events in;
 //! the writer takes them out, or any thread copies the last ones. No thread waits for another.
 
-use super::event::{Kind, Raw};
+use super::event::{EventKind, Raw};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// The events that a full ring discards.
@@ -125,7 +125,7 @@ impl Ring {
     fn event(&self, count: u64) -> Option<Timed> {
         let place = &self.places[(count % EVENT_COUNT) as usize];
         let [first, words @ ..] = place.each_ref().map(|word| word.load(Ordering::Relaxed));
-        Some(Timed { time_ns: first >> 8, raw: Raw { kind: Kind::of(first as u8)?, words } })
+        Some(Timed { time_ns: first >> 8, raw: Raw { kind: EventKind::of(first as u8)?, words } })
     }
 
     pub(super) fn is_empty(&self) -> bool {

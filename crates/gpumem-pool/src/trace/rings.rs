@@ -12,14 +12,14 @@ pub(super) struct Rings {
     number: u64,
     start: Instant,
     overflow: Overflow,
-    list: Mutex<List>,
+    list: Mutex<RingList>,
     /// The held bytes of pools at their last events, by the pool's number. Pools that share an entry record more events.
     held_bytes: [AtomicU64; HELD_COUNT],
     /// The losses of rings that were removed.
     dropped_count: AtomicU64,
 }
 
-struct List {
+struct RingList {
     all: Vec<Arc<Ring>>,
     thread_count: u32,
     /// For threads that cannot have their own ring. Used under the lock.
@@ -39,7 +39,7 @@ impl Rings {
             number: COUNT.fetch_add(1, Ordering::Relaxed),
             start: Instant::now(),
             overflow,
-            list: Mutex::new(List { all: vec![Arc::clone(&common)], thread_count: 1, common }),
+            list: Mutex::new(RingList { all: vec![Arc::clone(&common)], thread_count: 1, common }),
             held_bytes: [const { AtomicU64::new(u64::MAX) }; HELD_COUNT],
             dropped_count: AtomicU64::new(0),
         }
@@ -140,7 +140,7 @@ impl Rings {
         self.list().all.iter().for_each(|ring| ring.close());
     }
 
-    fn list(&self) -> MutexGuard<'_, List> {
+    fn list(&self) -> MutexGuard<'_, RingList> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

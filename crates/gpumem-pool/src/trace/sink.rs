@@ -1,7 +1,7 @@
 //! [`Sink`]: an adaptor that records. It determines the recorded events of each call, for all sinks.
 
 use super::book::{Book, Entry};
-use super::event::{Kind, Raw};
+use super::event::{EventKind, Raw};
 use super::rings::Rings;
 use crate::error::PoolError;
 use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request, Witness};
@@ -45,7 +45,7 @@ impl<S: Sink> Adaptor for S {
         let (stream, whose) = (request.stream().id().as_u64(), whose(request.pool(), request.tag_number()));
         let grant = next.alloc(request)?;
         let words = [grant.address(), grant.size_bytes(), stream, whose];
-        self.record(Raw { kind: Kind::Alloc, words });
+        self.record(Raw { kind: EventKind::Alloc, words });
         let pool = number(request.pool());
         if request.held_bytes().is_some_and(|held_bytes| self.rings().note_held(pool, held_bytes)) {
             reserved(self, pool, request.figures());
@@ -56,7 +56,7 @@ impl<S: Sink> Adaptor for S {
     fn free(&self, release: &Release<'_>) {
         let (address, pool) = (release.address(), number(release.pool()));
         for user in release.users() {
-            self.record(Raw { kind: Kind::Use, words: [address, 0, user.as_u64(), u64::from(pool)] });
+            self.record(Raw { kind: EventKind::Use, words: [address, 0, user.as_u64(), u64::from(pool)] });
         }
         let stream = release.stream_id().as_u64();
         self.record(Raw::free(pool, address, release.size_bytes(), stream, release.is_complete()));
@@ -117,23 +117,23 @@ fn resize(sink: &impl Sink, change: &Change<'_>) {
     if change.to_bytes() < change.from_bytes() {
         for user in change.users() {
             let pool = u64::from(number(change.pool()));
-            sink.record(Raw { kind: Kind::Use, words: [address, 0, user.as_u64(), pool] });
+            sink.record(Raw { kind: EventKind::Use, words: [address, 0, user.as_u64(), pool] });
         }
     }
     let words = [address, change.to_bytes(), change.stream_id().as_u64(), whose];
-    sink.record(Raw { kind: Kind::Resize, words });
+    sink.record(Raw { kind: EventKind::Resize, words });
 }
 
 pub(super) fn raw_of(event: OrderEvent) -> Raw {
     let (kind, words) = match event {
-        OrderEvent::Wait { stream, source } => (Kind::Wait, [0, source.as_u64(), stream.as_u64(), 0]),
-        OrderEvent::Mark { event, stream } => (Kind::Mark, [event as u64, 0, stream.as_u64(), 0]),
+        OrderEvent::Wait { stream, source } => (EventKind::Wait, [0, source.as_u64(), stream.as_u64(), 0]),
+        OrderEvent::Mark { event, stream } => (EventKind::Mark, [event as u64, 0, stream.as_u64(), 0]),
         OrderEvent::WaitForMark { stream, event } => {
-            (Kind::WaitForMark, [event as u64, 0, stream.as_u64(), 0])
+            (EventKind::WaitForMark, [event as u64, 0, stream.as_u64(), 0])
         }
-        OrderEvent::StreamDone(stream) => (Kind::StreamDone, [0, 0, stream.as_u64(), 0]),
-        OrderEvent::MarkDone(event) => (Kind::MarkDone, [event as u64, 0, 0, 0]),
-        OrderEvent::DeviceDone => (Kind::DeviceDone, [0; 4]),
+        OrderEvent::StreamDone(stream) => (EventKind::StreamDone, [0, 0, stream.as_u64(), 0]),
+        OrderEvent::MarkDone(event) => (EventKind::MarkDone, [event as u64, 0, 0, 0]),
+        OrderEvent::DeviceDone => (EventKind::DeviceDone, [0; 4]),
     };
     Raw { kind, words }
 }

@@ -2,7 +2,7 @@
 
 use super::PoolSettings;
 use super::book::Entry;
-use super::event::{Event, Kind, Raw, What};
+use super::event::{EventKind, Raw, RecordedEvent, What};
 use super::file;
 use super::format::{self, CHUNK_HEADER_BYTES, Flaw, HEADER_BYTES};
 use super::read::{ReadError, Recording};
@@ -35,14 +35,14 @@ fn entry(pool: u32, names: &Arc<Names>) -> Entry {
 }
 
 fn alloc(address: u64) -> Raw {
-    Raw { kind: Kind::Alloc, words: [address, 4096, 7, 3 | 5 << 32] }
+    Raw { kind: EventKind::Alloc, words: [address, 4096, 7, 3 | 5 << 32] }
 }
 
 fn timed() -> impl Strategy<Value = Timed> {
     let words = prop_oneof![any::<[u64; 4]>(), any::<[u8; 4]>().prop_map(|words| words.map(u64::from))];
     (1_u8..=13, 0..1_u64 << 56, words).prop_map(|(kind, time_ns, words)| Timed {
         time_ns,
-        raw: Raw { kind: Kind::of(kind).unwrap(), words },
+        raw: Raw { kind: EventKind::of(kind).unwrap(), words },
     })
 }
 
@@ -254,7 +254,7 @@ fn of_version(version: u8) -> Vec<u8> {
 fn files_of_earlier_versions_are_read() {
     for version in [1, 2] {
         let mut bytes = of_version(version);
-        let free = Raw { kind: Kind::Free, words: [256, 1, 7, 3] };
+        let free = Raw { kind: EventKind::Free, words: [256, 1, 7, 3] };
         let events = [Timed { time_ns: 1, raw: alloc(256) }, Timed { time_ns: 2, raw: free }];
         format::add_chunk(&mut bytes, 0, 0, &events);
         let recording = Recording::read_from(&bytes[..]).unwrap();
@@ -338,7 +338,10 @@ fn a_ring_is_copied_while_it_is_written() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for count in 0..end {
-                ring.put(count, Raw { kind: Kind::Mark, words: [count, count ^ 1, count ^ 2, count ^ 3] });
+                ring.put(
+                    count,
+                    Raw { kind: EventKind::Mark, words: [count, count ^ 1, count ^ 2, count ^ 3] },
+                );
             }
         });
         let mut is_over = false;
@@ -372,10 +375,10 @@ fn a_full_file_is_continued_in_the_next() {
     while Recording::read_from(&std::fs::read(&path).unwrap()[..]).unwrap().part < 6 {
         for _ in 0..500 {
             step += 1;
-            record(Kind::Alloc, step << 8, 4096);
+            record(EventKind::Alloc, step << 8, 4096);
             expected_count += 1;
             if step % 100 != 0 {
-                record(Kind::Free, step << 8, 4096 << 1);
+                record(EventKind::Free, step << 8, 4096 << 1);
                 expected_count += 1;
             }
         }
@@ -388,7 +391,7 @@ fn a_full_file_is_continued_in_the_next() {
     }
     recorder.finish(Duration::from_secs(10));
     assert!(!file::numbered(&path, file::EARLIER_COUNT + 1).exists());
-    let live = |events: &[Event]| {
+    let live = |events: &[RecordedEvent]| {
         let mut live = std::collections::BTreeSet::new();
         for event in events {
             match event.what {
@@ -471,7 +474,7 @@ fn tags_are_named_before_they_are_used() {
         for round in 0..3 {
             for name in ["a", "b", "c"].into_iter().take(round + 1) {
                 let tag = u64::from(tags.hold(name).number);
-                recorder.record(Raw { kind: Kind::Alloc, words: [256, 1, 0, pool | tag << 32] });
+                recorder.record(Raw { kind: EventKind::Alloc, words: [256, 1, 0, pool | tag << 32] });
                 let read = Recording::read(&path).unwrap();
                 assert!(read.events.iter().all(|event| match event.what {
                     What::Alloc { pool, tag, .. } => read.tag(pool, tag).is_some(),

@@ -151,7 +151,7 @@ fn many_threads_share_the_space_of_a_few() {
     assert!(pool.alloc(65 << 20, &stream).is_err());
     let recording = Recording::read(&path).unwrap();
     let count = |bytes| {
-        let of = |event: &&gpumem_pool::trace::Event| matches!(event.what, What::Free { size_bytes, .. } if size_bytes == bytes);
+        let of = |event: &&gpumem_pool::trace::RecordedEvent| matches!(event.what, What::Free { size_bytes, .. } if size_bytes == bytes);
         recording.events.iter().filter(of).count()
     };
     assert_eq!((count(4096), count(8192), recording.overwritten_count), (200, 100, 0));

@@ -360,7 +360,7 @@ fn a_graph_is_recorded_as_its_memory() {
         drop(exec);
         drop(pool);
         let recording = Recording::read(&path).unwrap();
-        let blocks = |event: &&gpumem_pool::trace::Event| {
+        let blocks = |event: &&gpumem_pool::trace::RecordedEvent| {
             matches!(event.what, What::Alloc { size_bytes: 1024, .. } | What::Free { .. })
         };
         assert_eq!(recording.events.iter().filter(blocks).count(), 2, "{:?}", recording.events);

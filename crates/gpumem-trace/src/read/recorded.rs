@@ -12,7 +12,7 @@ use super::streams::Streams;
 use crate::error::Problem;
 use crate::trace::{Builder, Header, RealRun, TagSums, Trace};
 use gpumem_pool::Bytes;
-use gpumem_pool::trace::{Event, Recording, Tail, What};
+use gpumem_pool::trace::{RecordedEvent, Recording, Tail, What};
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
@@ -144,7 +144,7 @@ impl Converter {
         older_bytes
     }
 
-    fn event(&mut self, recording: &Recording, index: u64, event: &Event) -> Result<(), Problem> {
+    fn event(&mut self, recording: &Recording, index: u64, event: &RecordedEvent) -> Result<(), Problem> {
         match event.what {
             What::Alloc { pool, address, size_bytes, stream, tag } => {
                 if self.free(pool, address).is_some() {

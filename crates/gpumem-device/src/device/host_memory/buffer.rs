@@ -12,21 +12,21 @@ pub trait HostBuffer: Buffer {}
 pub trait HostBufferMut: HostBuffer {}
 
 /// The raw parts of a buffer.
-pub struct Parts<T> {
+pub struct RawParts<T> {
     pub(super) start: *mut T,
     length: usize,
     capacity: usize,
 }
 
-impl<T> Clone for Parts<T> {
+impl<T> Clone for RawParts<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Parts<T> {}
+impl<T> Copy for RawParts<T> {}
 
-impl<T> Parts<T> {
+impl<T> RawParts<T> {
     fn new(start: *mut T, length: usize) -> Self {
         Self { start, length, capacity: length }
     }
@@ -45,20 +45,20 @@ impl<T> Parts<T> {
     }
 }
 
-/// Frees a buffer from [`Parts::erased`].
+/// Frees a buffer from [`RawParts::erased`].
 ///
 /// # Safety
 ///
 /// The values are the parts of such a buffer, and the buffer was not rebuilt from them. On another thread than the
 /// buffer's, the elements need no drop.
 pub(super) unsafe fn free<B: HostBuffer>(start: *mut c_void, length: usize, capacity: usize) {
-    let parts = Parts { start: start.cast(), length, capacity };
+    let parts = RawParts { start: start.cast(), length, capacity };
     // SAFETY: the caller guarantees that the parts came from such a buffer, and only once.
     drop(unsafe { B::from_parts(parts) });
 }
 
 pub(super) mod sealed {
-    use super::Parts;
+    use super::RawParts;
 
     /// # Safety
     ///
@@ -66,12 +66,12 @@ pub(super) mod sealed {
     pub unsafe trait Buffer: Sized {
         type Element;
 
-        fn into_parts(self) -> Parts<Self::Element>;
+        fn into_parts(self) -> RawParts<Self::Element>;
 
         /// # Safety
         ///
         /// The parts came from [`Buffer::into_parts`] of this type, and are passed only once.
-        unsafe fn from_parts(parts: Parts<Self::Element>) -> Self;
+        unsafe fn from_parts(parts: RawParts<Self::Element>) -> Self;
     }
 }
 
@@ -81,12 +81,12 @@ use sealed::Buffer;
 unsafe impl<T> Buffer for Vec<T> {
     type Element = T;
 
-    fn into_parts(self) -> Parts<T> {
+    fn into_parts(self) -> RawParts<T> {
         let mut this = ManuallyDrop::new(self);
-        Parts { start: this.as_mut_ptr(), length: this.len(), capacity: this.capacity() }
+        RawParts { start: this.as_mut_ptr(), length: this.len(), capacity: this.capacity() }
     }
 
-    unsafe fn from_parts(parts: Parts<T>) -> Self {
+    unsafe fn from_parts(parts: RawParts<T>) -> Self {
         // SAFETY: pointer, length and capacity are those of a vector that was not dropped.
         unsafe { Self::from_raw_parts(parts.start, parts.length, parts.capacity) }
     }
@@ -96,12 +96,12 @@ unsafe impl<T> Buffer for Vec<T> {
 unsafe impl<T> Buffer for Box<[T]> {
     type Element = T;
 
-    fn into_parts(self) -> Parts<T> {
+    fn into_parts(self) -> RawParts<T> {
         let length = self.len();
-        Parts::new(Self::into_raw(self).cast(), length)
+        RawParts::new(Self::into_raw(self).cast(), length)
     }
 
-    unsafe fn from_parts(parts: Parts<T>) -> Self {
+    unsafe fn from_parts(parts: RawParts<T>) -> Self {
         // SAFETY: the slice is the one that `Box::into_raw` returned.
         unsafe { Self::from_raw(parts.slice()) }
     }
@@ -111,12 +111,12 @@ unsafe impl<T> Buffer for Box<[T]> {
 unsafe impl<T> Buffer for Arc<[T]> {
     type Element = T;
 
-    fn into_parts(self) -> Parts<T> {
+    fn into_parts(self) -> RawParts<T> {
         let length = self.len();
-        Parts::new(Self::into_raw(self).cast::<T>().cast_mut(), length)
+        RawParts::new(Self::into_raw(self).cast::<T>().cast_mut(), length)
     }
 
-    unsafe fn from_parts(parts: Parts<T>) -> Self {
+    unsafe fn from_parts(parts: RawParts<T>) -> Self {
         // SAFETY: the slice is the one that `Arc::into_raw` returned, and its count is still held.
         unsafe { Self::from_raw(parts.slice()) }
     }
@@ -126,11 +126,11 @@ unsafe impl<T> Buffer for Arc<[T]> {
 unsafe impl<T> Buffer for &'static mut [T] {
     type Element = T;
 
-    fn into_parts(self) -> Parts<T> {
-        Parts::new(self.as_mut_ptr(), self.len())
+    fn into_parts(self) -> RawParts<T> {
+        RawParts::new(self.as_mut_ptr(), self.len())
     }
 
-    unsafe fn from_parts(parts: Parts<T>) -> Self {
+    unsafe fn from_parts(parts: RawParts<T>) -> Self {
         // SAFETY: pointer and length are those of the exclusive borrow that was given up.
         unsafe { &mut *parts.slice() }
     }
@@ -140,11 +140,11 @@ unsafe impl<T> Buffer for &'static mut [T] {
 unsafe impl<T> Buffer for &'static [T] {
     type Element = T;
 
-    fn into_parts(self) -> Parts<T> {
-        Parts::new(self.as_ptr().cast_mut(), self.len())
+    fn into_parts(self) -> RawParts<T> {
+        RawParts::new(self.as_ptr().cast_mut(), self.len())
     }
 
-    unsafe fn from_parts(parts: Parts<T>) -> Self {
+    unsafe fn from_parts(parts: RawParts<T>) -> Self {
         // SAFETY: pointer and length are those of the shared borrow, which was never exclusive.
         unsafe { &*parts.slice() }
     }

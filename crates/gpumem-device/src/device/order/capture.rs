@@ -10,7 +10,7 @@ use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureS
 
 /// The effect of queueing work on a stream now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum CapturePart {
     /// It runs.
     Runs,
     /// It becomes part of a capture with this number of the driver's.
@@ -33,7 +33,7 @@ impl Clocks {
             // SAFETY: the stream is alive, because its user named it.
             unsafe { state.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
             match state.part() {
-                Ok(Part::In(id)) => {
+                Ok(CapturePart::In(id)) => {
                     state.set_captured(id, self.stamp(index).epoch());
                     Ok(Some(id))
                 }
@@ -64,7 +64,7 @@ impl Clocks {
     /// Records that a wait may have made the stream join a capture. The work queued before was marked; everything
     /// queued from here on belongs to the capture.
     pub(super) fn note_captured(&self, state: &mut Locked<'_>, index: StreamIndex) {
-        if let Ok(Part::In(id)) = state.part() {
+        if let Ok(CapturePart::In(id)) = state.part() {
             state.set_captured(id, self.stamp(index).epoch());
         }
     }
@@ -77,7 +77,7 @@ impl Clocks {
         for _ in 0..TRIES {
             // A broken or unjoined capture has ended with that error. After any other error it may be active, and no
             // later operation would end it.
-            if ended.is_ok() || matches!(self.part(index), Ok(Part::Runs)) {
+            if ended.is_ok() || matches!(self.part(index), Ok(CapturePart::Runs)) {
                 break;
             }
             ended = end().or(ended);
@@ -88,7 +88,7 @@ impl Clocks {
     /// True if any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
     pub(crate) fn has_capture(&self, device: &PrimaryContext) -> bool {
         let captures = |index: StreamIndex| {
-            self.with_stream_state(index, |state| Ok(state.is_ours() && state.part()? != Part::Runs))
+            self.with_stream_state(index, |state| Ok(state.is_ours() && state.part()? != CapturePart::Runs))
         };
         self.indices_on(device).any(|index| matches!(captures(index), Ok(Some(true))))
     }
@@ -107,9 +107,9 @@ impl Clocks {
             self.with_stream_state(*index, |state| {
                 let is_others = state.is_ours()
                     && match state.part()? {
-                        Part::Runs => false,
-                        Part::In(graph) => !self.captures.knows(graph),
-                        Part::Broken => self.captures.capture_of(*index, false).is_none(),
+                        CapturePart::Runs => false,
+                        CapturePart::In(graph) => !self.captures.knows(graph),
+                        CapturePart::Broken => self.captures.capture_of(*index, false).is_none(),
                     };
                 if is_others {
                     destroy(state, state.end_capture()?);
@@ -123,12 +123,12 @@ impl Clocks {
 
     /// The capture state of a stream. For another library's stream, only inside a call that names it.
     #[inline]
-    pub fn part(&self, index: StreamIndex) -> Result<Part, DriverError> {
-        self.with_stream_state(index, |state| state.part()).map(|part| part.unwrap_or(Part::Runs))
+    pub fn part(&self, index: StreamIndex) -> Result<CapturePart, DriverError> {
+        self.with_stream_state(index, |state| state.part()).map(|part| part.unwrap_or(CapturePart::Runs))
     }
 
     /// Like [`Clocks::part`], in any call: `None` for another library's stream.
-    pub fn own_part(&self, index: StreamIndex) -> Option<Part> {
+    pub fn own_part(&self, index: StreamIndex) -> Option<CapturePart> {
         self.with_stream_state(index, |state| if state.is_ours() { state.part().map(Some) } else { Ok(None) })
             .unwrap_or_default()
             .flatten()
@@ -165,20 +165,22 @@ impl Clocks {
 
 impl Locked<'_> {
     /// The capture state of the stream, as the driver reports it. The context is current.
-    pub(super) fn part(&self) -> Result<Part, DriverError> {
-        let Some(raw) = self.raw() else { return Ok(Part::Runs) };
+    pub(super) fn part(&self) -> Result<CapturePart, DriverError> {
+        let Some(raw) = self.raw() else { return Ok(CapturePart::Runs) };
         if self.device.driver().table().cuStreamGetCaptureInfo.is_none() {
-            return Ok(Part::Runs);
+            return Ok(CapturePart::Runs);
         }
         let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
         // SAFETY: both outlive the call; the stream is alive while the state is locked, or its user named it.
         match unsafe { self.device.driver().cuStreamGetCaptureInfo(raw, &mut status, &mut id) } {
             // The null stream does not capture, but a stream that it synchronizes with may.
-            Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(Part::Runs),
+            Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
+                Ok(CapturePart::Runs)
+            }
             answer => answer.map(|()| match status {
-                Status::CU_STREAM_CAPTURE_STATUS_NONE => Part::Runs,
-                Status::CU_STREAM_CAPTURE_STATUS_ACTIVE => Part::In(id),
-                _ => Part::Broken,
+                Status::CU_STREAM_CAPTURE_STATUS_NONE => CapturePart::Runs,
+                Status::CU_STREAM_CAPTURE_STATUS_ACTIVE => CapturePart::In(id),
+                _ => CapturePart::Broken,
             }),
         }
     }

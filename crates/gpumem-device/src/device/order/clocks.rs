@@ -21,7 +21,7 @@ pub struct Clocks {
     pub(super) stream_states: StreamStates,
     table: Mutex<StreamTable>,
     /// By the driver's unique stream id.
-    names: Mutex<HashMap<u64, Name>>,
+    names: Mutex<HashMap<u64, NamedStream>>,
     /// True if there was ever a stream that may be marked only by calls that name it.
     pub(super) had_named: AtomicBool,
     /// The waits of devices for each other's work.
@@ -47,7 +47,7 @@ pub(super) struct StreamTable {
 }
 
 /// A stream by the driver's unique id: the live wrap, or the identity of the last one.
-pub(super) struct Name {
+pub(super) struct NamedStream {
     pub(super) stream: Weak<dyn AnyStream>,
     pub(super) id: StreamId,
     /// The driver's handle, as a number.
@@ -178,7 +178,7 @@ impl Clocks {
     }
 
     /// Taken before the lock of the stream table.
-    pub(super) fn names(&self) -> MutexGuard<'_, HashMap<u64, Name>> {
+    pub(super) fn names(&self) -> MutexGuard<'_, HashMap<u64, NamedStream>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

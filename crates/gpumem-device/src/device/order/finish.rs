@@ -1,6 +1,6 @@
 //! Waiting, by markers, for everything that runs on a device, while a capture prevents a wait for the device itself.
 
-use super::capture::Part;
+use super::capture::CapturePart;
 use super::clocks::Clocks;
 use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
@@ -102,7 +102,7 @@ impl Clocks {
         };
         // Another library's stream stays in the capture until its end. An owned or long-lived stream is queried, which
         // is more reliable.
-        let is_in = !state.is_ours() || matches!(state.part()?, Part::In(_) | Part::Broken);
+        let is_in = !state.is_ours() || matches!(state.part()?, CapturePart::In(_) | CapturePart::Broken);
         Ok(is_in.then_some(epoch).filter(|_| self.captures.knows(graph)))
     }
 

@@ -42,9 +42,9 @@ pub(crate) enum Life {
 }
 
 /// One state for each stream index ever used.
-pub(super) struct StreamStates(Box<[OnceLock<Box<Entry>>]>);
+pub(super) struct StreamStates(Box<[OnceLock<Box<StreamSlot>>]>);
 
-struct Entry {
+struct StreamSlot {
     state: Mutex<StreamState>,
     /// The number of further markers that are worth recording before another stream waits for them: see [`Clocks::has_waiters`].
     ///
@@ -127,9 +127,9 @@ impl StreamStates {
     }
 
     #[inline]
-    fn entry(&self, index: StreamIndex) -> &Entry {
+    fn entry(&self, index: StreamIndex) -> &StreamSlot {
         self.0[usize::from(index.0) % StreamIndex::COUNT_MAX].get_or_init(|| {
-            Box::new(Entry { state: Mutex::new(StreamState::empty()), awaited_count: AtomicU32::new(0) })
+            Box::new(StreamSlot { state: Mutex::new(StreamState::empty()), awaited_count: AtomicU32::new(0) })
         })
     }
 

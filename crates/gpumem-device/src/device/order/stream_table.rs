@@ -5,7 +5,7 @@
 //!
 //! No `Device` is dropped while a lock is held here: dropping the last clone takes these locks again.
 
-use super::clocks::{Clocks, Name};
+use super::clocks::{Clocks, NamedStream};
 use super::marker::MarkerEvent;
 use super::stream_state::{Life, StreamParts, StreamState};
 use crate::device::any_stream::{AnyStream, typed};
@@ -102,7 +102,7 @@ impl Clocks {
     /// Returns the driver id of the owned or long-lived stream that has this handle, which no other stream has while that one lives.
     pub(crate) fn name_of_handle(&self, device: &PrimaryContext, raw: CUstream) -> Option<u64> {
         let device = device.downgrade();
-        let is_it = |name: &Name| {
+        let is_it = |name: &NamedStream| {
             let index = name.id.stream_index();
             let state = self.stream_states.guard(index);
             name.handle == raw as usize
@@ -310,7 +310,7 @@ impl Clocks {
     }
 }
 
-fn name_of<S: AnyStream>(stream: &Arc<S>) -> Name {
+fn name_of<S: AnyStream>(stream: &Arc<S>) -> NamedStream {
     let shared: Weak<dyn AnyStream> = Arc::<S>::downgrade(stream);
-    Name { stream: shared, id: stream.id(), handle: stream.raw() as usize }
+    NamedStream { stream: shared, id: stream.id(), handle: stream.raw() as usize }
 }

@@ -1,6 +1,6 @@
 //! [`StreamBuilder`]: creates owned streams with options.
 
-use super::{Inner, Kind, Stream};
+use super::{HandleKind, Stream, StreamInner};
 use crate::device::any_stream::AnyStream;
 use crate::device::order::{Life, StreamParts};
 use crate::device::{Device, Object};
@@ -48,7 +48,7 @@ impl Stream {
 impl Stream {
     /// Adds the stream to those whose calls may queue work.
     pub(super) fn list(&self) {
-        let shared: Weak<dyn AnyStream> = Arc::<Inner>::downgrade(&self.0);
+        let shared: Weak<dyn AnyStream> = Arc::<StreamInner>::downgrade(&self.0);
         self.device().sleepers().add_stream(shared);
     }
 }
@@ -89,7 +89,7 @@ impl StreamBuilder {
             Ok((driver_id, device.clocks().open(device.primary(), &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| device.destroy(Object::Stream(raw)))?;
-        let stream = Stream(Arc::new(Inner::new(&device, raw, id, driver_id, Kind::Owned)));
+        let stream = Stream(Arc::new(StreamInner::new(&device, raw, id, driver_id, HandleKind::Owned)));
         device.clocks().name(driver_id, &stream.0);
         stream.list();
         Ok(stream)

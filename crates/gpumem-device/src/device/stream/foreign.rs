@@ -11,7 +11,7 @@
 //! recognised.
 
 use super::builder::{StreamBuilder, driver_id};
-use super::{Inner, Kind, Owner, Stream};
+use super::{HandleKind, Owner, Stream, StreamInner};
 use crate::device::order::{LEGACY, Life, StreamParts};
 use crate::device::thread::ThreadNumber;
 use crate::device::{CaptureModeGuard, Device, StreamId};
@@ -139,7 +139,7 @@ impl Stream {
         // Dropped before the guard, if at all: the other library's calls may leave another context current.
         let owner: Owner = Box::new(owner);
         let stream = Self::builder(device).wrap_for(raw, Life::Long)?;
-        if stream.0.kind == Kind::Foreign && stream.0.raw.0 as usize != LEGACY {
+        if stream.0.kind == HandleKind::Foreign && stream.0.raw.0 as usize != LEGACY {
             // An earlier owner keeps the same stream alive.
             let _ = stream.0.owner.set(owner);
         }
@@ -154,7 +154,7 @@ impl Stream {
     /// - [`DeviceError::TooManyStreams`] if the maximum number of streams are alive or have unfinished work.
     /// - [`DeviceError::Driver`] if a call fails.
     pub fn legacy(device: &Device) -> Result<Self, DeviceError> {
-        Self::wrap(device, LEGACY as CUstream, Kind::Foreign, (Life::Named, false))
+        Self::wrap(device, LEGACY as CUstream, HandleKind::Foreign, (Life::Named, false))
     }
 
     /// The calling thread's default stream. Calls that name it on another thread return [`DeviceError::Stream`], because the driver's
@@ -190,7 +190,7 @@ impl Stream {
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
         let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_usable()?;
-        if self.0.kind != Kind::Owned {
+        if self.0.kind != HandleKind::Owned {
             self.0.is_retired.store(true, Ordering::SeqCst);
             self.0.fast_path_id.store(0, Ordering::SeqCst);
             // A call that began before may still use the handle.
@@ -204,7 +204,7 @@ impl Stream {
     fn wrap(
         device: &Device,
         raw: CUstream,
-        kind: Kind,
+        kind: HandleKind,
         (life, no_waits): (Life, bool),
     ) -> Result<Self, DeviceError> {
         not_forked()?;
@@ -217,10 +217,10 @@ impl Stream {
         }
         let driver_id = Self::name_of(device, raw, life, is_capturing)?;
         let is_blocking = !is_capturing && is_blocking(device, raw);
-        let thread = if let Kind::OfThread(thread) = kind { Some(thread) } else { None };
+        let thread = if let HandleKind::OfThread(thread) = kind { Some(thread) } else { None };
         let parts = StreamParts { raw, life, no_waits, is_blocking, thread };
         let make = |id: StreamId| {
-            let stream = Self(Arc::new(Inner::new(device, raw, id, driver_id, kind)));
+            let stream = Self(Arc::new(StreamInner::new(device, raw, id, driver_id, kind)));
             stream.list();
             stream.0
         };
@@ -250,7 +250,7 @@ impl Stream {
     }
 
     fn wrap_per_thread(device: &Device, no_waits: bool) -> Result<Self, DeviceError> {
-        let kind = Kind::OfThread(ThreadNumber::current());
+        let kind = HandleKind::OfThread(ThreadNumber::current());
         let stream = Self::wrap(device, PER_THREAD as CUstream, kind, (Life::Named, no_waits))?;
         // A thread that is destroying its thread-locals leaves the stream to its last clone.
         let _ = OF_THREAD.try_with(|of_thread| of_thread.borrow_mut().add(&stream));
@@ -260,7 +260,7 @@ impl Stream {
     /// True for a wrap that can be kept between calls: [`Stream::has_its_handle`] can check it, and it does not keep the stream
     /// alive.
     pub(super) fn may_be_kept(&self) -> bool {
-        self.0.kind == Kind::Foreign && self.0.driver_id.is_some() && self.0.owner.get().is_none()
+        self.0.kind == HandleKind::Foreign && self.0.driver_id.is_some() && self.0.owner.get().is_none()
     }
 
     /// True if the driver's handle still belongs to this stream, and the stream is not capturing. Only for a call that names the
@@ -281,7 +281,7 @@ thread_local! {
 }
 
 /// The calling thread's default streams, one for each device.
-struct DefaultStreams(Vec<Weak<Inner>>);
+struct DefaultStreams(Vec<Weak<StreamInner>>);
 
 impl DefaultStreams {
     fn add(&mut self, stream: &Stream) {
@@ -302,7 +302,7 @@ impl Drop for DefaultStreams {
     }
 }
 
-impl Inner {
+impl StreamInner {
     /// The end of a stream that keeps its owner alive.
     pub(super) fn end_owned_elsewhere(&mut self, owner: Owner) {
         let _bound = self.device.enter();
@@ -367,7 +367,7 @@ impl StreamBuilder {
                 });
             }
         }
-        Stream::wrap(&device, raw, Kind::Foreign, (life, no_waits))
+        Stream::wrap(&device, raw, HandleKind::Foreign, (life, no_waits))
     }
 }
 

@@ -4,7 +4,7 @@
 //! marker lies between. A stream whose points other streams wait for should be marked early: [`Stream::has_waiters`].
 
 use super::Stream;
-use crate::device::{Device, OrderEvent, Part, Stamp, StreamIndex};
+use crate::device::{CapturePart, Device, OrderEvent, Stamp, StreamIndex};
 use crate::error::{CaptureError, DeviceError, StreamError};
 use core::fmt;
 use gpumem_heap::order::Order;
@@ -194,35 +194,35 @@ impl Stream {
         let note = || self.device().watch().note(OrderEvent::Wait { stream: self.id(), source: source_id });
         if captures.is_open() {
             let source_part = if clocks.is_captured(stamp) { clocks.own_part(source) } else { None };
-            match (self.part()?, source_part.unwrap_or(Part::Runs)) {
-                (Part::Broken, _) | (_, Part::Broken) => {
+            match (self.part()?, source_part.unwrap_or(CapturePart::Runs)) {
+                (CapturePart::Broken, _) | (_, CapturePart::Broken) => {
                     return Err(DeviceError::Capture(CaptureError::Broken));
                 }
-                (Part::In(graph), Part::Runs) if captures.knows(graph) => {
+                (CapturePart::In(graph), CapturePart::Runs) if captures.knows(graph) => {
                     let is_marked = clocks.ensure_marker(stamp)?;
                     if is_marked {
                         captures.add_after(graph, own, [stamp]);
                     }
                     return Ok(is_marked);
                 }
-                (Part::In(graph), Part::In(other)) if graph != other => {
+                (CapturePart::In(graph), CapturePart::In(other)) if graph != other => {
                     return Err(DeviceError::Capture(CaptureError::NotCapturable {
                         operation: "waiting for another capture",
                     }));
                 }
-                (_, Part::In(_)) if !may_join => {
+                (_, CapturePart::In(_)) if !may_join => {
                     return Err(DeviceError::Capture(CaptureError::NotCapturable {
                         operation: "waiting for work of a capture",
                     }));
                 }
-                (own_part, Part::In(_)) => {
-                    let _alone = self.close_to_join(own_part == Part::Runs)?;
+                (own_part, CapturePart::In(_)) => {
+                    let _alone = self.close_to_join(own_part == CapturePart::Runs)?;
                     clocks.queue_fork(own, source)?;
                     self.note_joined();
                     note();
                     return Ok(true);
                 }
-                (_, Part::Runs) => {}
+                (_, CapturePart::Runs) => {}
             }
         }
         let is_ordered = clocks.wait_for_stamp(stamp, own)?;

@@ -1,13 +1,13 @@
 //! The heap releases free handles and empty mappings.
 
-use super::super::Request;
+use super::super::BlockRequest;
 use super::pair::{Pair, Step};
 use crate::order::{Stamp, StreamIndex};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 
 #[test]
 fn what_nobody_holds_goes_back_once_it_is_complete() {
-    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut pair = Pair::new(HeapTuning::BALANCED);
     (0..20).for_each(|i| {
         pair.run(&Step::Take { size_bytes: 3_000_000 * (i % 7 + 1), alignment: 256, stream: 0 })
     });
@@ -27,8 +27,8 @@ fn what_nobody_holds_goes_back_once_it_is_complete() {
 
 #[test]
 fn neighbours_that_waited_for_several_streams_go_back_together() {
-    let mut pair = Pair::new(Tuning::BALANCED);
-    let request = Request { size_bytes: 1 << 20, alignment: 256, stream: StreamIndex(0) };
+    let mut pair = Pair::new(HeapTuning::BALANCED);
+    let request = BlockRequest { size_bytes: 1 << 20, alignment: 256, stream: StreamIndex(0) };
     let halves = [0, 1].map(|_| pair.climb(&request).unwrap());
     for half in halves {
         pair.heap.give(half.record, &[Stamp::new(StreamIndex(0), 1), Stamp::new(StreamIndex(1), 1)]);
@@ -40,9 +40,12 @@ fn neighbours_that_waited_for_several_streams_go_back_together() {
 
 #[test]
 fn a_trim_releases_the_smallest_handle_that_will_do() {
-    let mut pair = Pair::new(Tuning::BALANCED);
-    let requests =
-        [24, 2, 16, 4].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
+    let mut pair = Pair::new(HeapTuning::BALANCED);
+    let requests = [24, 2, 16, 4].map(|mib| BlockRequest {
+        size_bytes: mib << 20,
+        alignment: 256,
+        stream: StreamIndex(0),
+    });
     let blocks = requests.map(|request| pair.climb(&request).unwrap());
     let mut sizes_bytes: Vec<u64> = pair.driver.created.values().copied().collect();
     sizes_bytes.sort_unstable();
@@ -58,7 +61,7 @@ fn a_trim_releases_the_smallest_handle_that_will_do() {
 
 #[test]
 fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
-    let mut pair = Pair::new(Tuning::FAST);
+    let mut pair = Pair::new(HeapTuning::FAST);
     pair.heap.set_outside_bytes(64 << 20);
     assert_eq!(pair.heap.reserve(100_000_000, &mut pair.driver, u64::MAX), Ok(true));
     let ahead_bytes = 100_000_000_u64.next_multiple_of(2 << 20);
@@ -69,7 +72,7 @@ fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
     assert_eq!(pair.heap.keepable_bytes(), 0);
     // All growth from here on was needed.
     let requests =
-        [3, 5].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
+        [3, 5].map(|mib| BlockRequest { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
     let blocks = requests.map(|request| pair.climb(&request).unwrap());
     pair.heap.give(blocks[1].record, &[]);
     assert_eq!((pair.heap.blocks_bytes(), pair.heap.keepable_bytes()), (8 << 20, 0));
@@ -77,11 +80,11 @@ fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
 
 #[test]
 fn memory_reserved_ahead_is_plentiful_while_every_block_could_be_a_quarter_larger() {
-    let mut pair = Pair::new(Tuning::TIGHT);
+    let mut pair = Pair::new(HeapTuning::TIGHT);
     assert!(!pair.heap.is_far_ahead(), "nothing is reserved ahead");
     assert_eq!(pair.heap.reserve(100 << 20, &mut pair.driver, u64::MAX), Ok(true));
     let mut is_far_ahead_with = |size_bytes| {
-        pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap();
+        pair.climb(&BlockRequest { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap();
         pair.heap.keepable_bytes();
         pair.heap.is_far_ahead()
     };
@@ -91,7 +94,7 @@ fn memory_reserved_ahead_is_plentiful_while_every_block_could_be_a_quarter_large
 
 #[test]
 fn addresses_that_were_unmapped_are_used_again() {
-    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut pair = Pair::new(HeapTuning::BALANCED);
     let mut reached = Vec::new();
     for _ in 0..6 {
         (0..12).for_each(|i| {

@@ -10,16 +10,16 @@ mod size;
 mod sleep;
 mod twin;
 
-use super::Request;
+use super::BlockRequest;
 use crate::order::{Stamp, StreamIndex};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 use pair::Pair;
 
 #[test]
 fn a_program_that_repeats_itself_asks_the_driver_no_more() {
-    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut pair = Pair::new(HeapTuning::BALANCED);
     let take = |pair: &mut Pair, size_bytes| {
-        pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap().record
+        pair.climb(&BlockRequest { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap().record
     };
     let give = |pair: &mut Pair, record| pair.heap.give(record, &[Stamp::new(StreamIndex(0), 1)]);
     let layers: Vec<u64> = (0..24_u64).map(|i| ((i * i * 37) % 23 + 1) << 20).collect();
@@ -47,12 +47,12 @@ fn a_program_that_repeats_itself_asks_the_driver_no_more() {
 
 #[test]
 fn sizes_beyond_any_device_are_refused() {
-    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut pair = Pair::new(HeapTuning::BALANCED);
     for size_bytes in [1 << 50, (1 << 50) + 1, 1 << 63, u64::MAX] {
-        assert_eq!(pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex(0) }), None);
+        assert_eq!(pair.climb(&BlockRequest { size_bytes, alignment: 256, stream: StreamIndex(0) }), None);
     }
     assert_eq!(
-        pair.climb(&Request { size_bytes: 1 << 20, alignment: 1 << 63, stream: StreamIndex(0) }),
+        pair.climb(&BlockRequest { size_bytes: 1 << 20, alignment: 1 << 63, stream: StreamIndex(0) }),
         None
     );
     pair.heap.check().unwrap();

@@ -4,12 +4,12 @@ use super::super::fit::UNIT_BYTES;
 use super::super::space::PAGE_BYTES;
 use super::super::stretches::{longest_stretch, stretches};
 use super::super::view::{OnlyComplete, View};
-use super::super::{Heap, Request};
+use super::super::{BlockRequest, Heap};
 use super::known::{Known, STREAMS};
 use super::twin::Twin;
 use crate::block::HeapBlock;
 use crate::order::{Order, Stamp, StreamIndex};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn new(tuning: Tuning) -> Self {
+    pub(super) fn new(tuning: HeapTuning) -> Self {
         let heap = Heap::new(tuning, [(1 << 40, 1 << 34), (1 << 41, 1 << 36)]);
         Self {
             heap,
@@ -98,7 +98,7 @@ impl Pair {
         }
     }
 
-    pub(super) fn of_segments(tuning: Tuning) -> Self {
+    pub(super) fn of_segments(tuning: HeapTuning) -> Self {
         let mut pair = Self::new(tuning);
         pair.heap = Heap::of_segments(tuning);
         pair.driver.next_segment = Some(1 << 42);
@@ -150,7 +150,7 @@ impl Pair {
         // Only the alignment of a segment is tested; others are the caller's responsibility.
         let alignment = if self.driver.next_segment.is_some() { UNIT_BYTES } else { alignment };
         let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
-        let request = Request { size_bytes, alignment, stream: index };
+        let request = BlockRequest { size_bytes, alignment, stream: index };
         let Some(block) = self.climb(&request) else { return };
         assert_eq!(block.address % alignment, 0);
         self.taken(block, size_bytes, stream);
@@ -158,7 +158,7 @@ impl Pair {
 
     fn take_run(&mut self, size_bytes: u64, count: usize, stream: usize) {
         let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
-        let request = Request { size_bytes, alignment: UNIT_BYTES, stream: index };
+        let request = BlockRequest { size_bytes, alignment: UNIT_BYTES, stream: index };
         let Self { heap, known, limit_bytes, .. } = self;
         heap.set_limit_bytes(*limit_bytes);
         let (reserved_bytes, mut blocks) = (heap.reserved_bytes(), Vec::new());
@@ -200,7 +200,7 @@ impl Pair {
         self.live.push((block, size_bytes, stream));
     }
 
-    pub(super) fn climb(&mut self, request: &Request) -> Option<HeapBlock> {
+    pub(super) fn climb(&mut self, request: &BlockRequest) -> Option<HeapBlock> {
         let Self { heap, driver, known, limit_bytes, .. } = self;
         heap.set_limit_bytes(*limit_bytes);
         if let Some(block) = heap.take_ready(request, known) {
@@ -258,7 +258,7 @@ impl Pair {
         if size_bytes <= PAGE_BYTES {
             return;
         }
-        let request = Request { size_bytes, alignment: UNIT_BYTES, stream: StreamIndex(0) };
+        let request = BlockRequest { size_bytes, alignment: UNIT_BYTES, stream: StreamIndex(0) };
         let ready = heap.take_ready(&request, known);
         let block = ready.or_else(|| heap.take_recycled(&request, known, driver).unwrap());
         let block = block.unwrap_or_else(|| panic!("{size_bytes} bytes are not to be had"));

@@ -1,10 +1,10 @@
 //! Pages that blocks of one stream share, each byte in one of several mappings.
 
-use super::super::Request;
+use super::super::BlockRequest;
 use super::super::space::PAGE_BYTES;
 use super::pair::{Pair, Step};
 use crate::order::StreamIndex;
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 
 fn take(pair: &mut Pair, pages: f64, stream: usize) {
     let size_bytes = (pages * PAGE_BYTES as f64) as u64;
@@ -21,7 +21,7 @@ fn pages(pair: &Pair) -> u64 {
 
 /// A page of another stream, and a block that leaves half a page behind it, of memory that its stream has used before.
 fn begun() -> Pair {
-    let mut pair = Pair::new(Tuning::TIGHT);
+    let mut pair = Pair::new(HeapTuning::TIGHT);
     take(&mut pair, 1.0, 1);
     take(&mut pair, 3.0, 0);
     give(&mut pair, 1);
@@ -63,14 +63,15 @@ fn a_page_in_several_mappings_goes_back_with_the_rest() {
 fn what_is_asked_for_at_an_alignment_starts_there() {
     let mut pair = begun();
     let size_bytes = 9 * PAGE_BYTES / 2;
-    let block = pair.climb(&Request { size_bytes, alignment: PAGE_BYTES, stream: StreamIndex(0) }).unwrap();
+    let block =
+        pair.climb(&BlockRequest { size_bytes, alignment: PAGE_BYTES, stream: StreamIndex(0) }).unwrap();
     assert_eq!(block.address % PAGE_BYTES, 0);
     pair.heap.check().unwrap();
 }
 
 /// Two pages that another stream uses in part: the end of one is free, and the start of the other.
 fn at_its_limit(pages: u64) -> Pair {
-    let mut pair = Pair { limit_bytes: pages * PAGE_BYTES, ..Pair::new(Tuning::FAST) };
+    let mut pair = Pair { limit_bytes: pages * PAGE_BYTES, ..Pair::new(HeapTuning::FAST) };
     for size in [0.75, 0.75, 2.0, 1.0] {
         take(&mut pair, size, 1);
     }
@@ -94,9 +95,9 @@ fn at_a_limit_a_block_starts_and_ends_in_pages_of_others() {
 
 #[test]
 fn what_is_not_free_yet_is_not_shared() {
-    let mut pair = Pair { limit_bytes: 5 * PAGE_BYTES, ..Pair::new(Tuning::FAST) };
+    let mut pair = Pair { limit_bytes: 5 * PAGE_BYTES, ..Pair::new(HeapTuning::FAST) };
     take(&mut pair, 3.0, 1);
-    let request = Request { size_bytes: 5 * PAGE_BYTES / 2, alignment: 256, stream: StreamIndex(0) };
+    let request = BlockRequest { size_bytes: 5 * PAGE_BYTES / 2, alignment: 256, stream: StreamIndex(0) };
     give(&mut pair, 0);
     take(&mut pair, 2.25, 1);
     assert_eq!(pair.climb(&request), None);

@@ -3,16 +3,16 @@
 use super::super::space::PAGE_BYTES;
 use super::known::STREAMS;
 use super::pair::{Pair, Step, step};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 use proptest::prelude::*;
 
-fn tuning() -> impl Strategy<Value = Tuning> {
+fn tuning() -> impl Strategy<Value = HeapTuning> {
     let split_bytes_max = prop_oneof![Just(u64::MAX), (1_u64..4).prop_map(|pages| pages * PAGE_BYTES)];
-    let tuning = |(growth_slack_per_mille, handle_max_pages, split_bytes_max)| Tuning {
+    let tuning = |(growth_slack_per_mille, handle_max_pages, split_bytes_max)| HeapTuning {
         growth_slack_per_mille,
         handle_max_pages,
         split_bytes_max,
-        ..Tuning::BALANCED
+        ..HeapTuning::BALANCED
     };
     // Without slack streams don't share pages.
     let growth_slack = prop_oneof![Just(0), 1_u32..200];

@@ -1,10 +1,10 @@
 //! The heap's host memory; the bounds are those of [`heap`](super::super).
 
-use super::super::Request;
+use super::super::BlockRequest;
 use super::super::space::PAGE_SHIFT;
 use super::pair::Pair;
 use crate::order::{Stamp, StreamIndex};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 
 /// The bound: for each record, each handle, and each page of addresses.
 fn bound_bytes(pair: &Pair) -> usize {
@@ -20,11 +20,11 @@ fn bound_bytes(pair: &Pair) -> usize {
 
 #[test]
 fn blocks_take_a_hundred_bytes_each() {
-    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut pair = Pair::new(HeapTuning::BALANCED);
     let mut live = Vec::new();
     for i in 0..2_000_u64 {
         let size_bytes = 1 << (10 + i % 14);
-        live.push(pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap());
+        live.push(pair.climb(&BlockRequest { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap());
     }
     let record_bytes = pair.heap.record_bytes();
     assert!(record_bytes <= bound_bytes(&pair), "{record_bytes} bytes");
@@ -37,14 +37,15 @@ fn blocks_take_a_hundred_bytes_each() {
 /// reused.
 #[test]
 fn mappings_that_must_stay_take_little() {
-    let mut pair = Pair::new(Tuning::TIGHT);
+    let mut pair = Pair::new(HeapTuning::TIGHT);
     let mut live = Vec::new();
     let mut seed = 1_u64;
     for i in 0..4_000_u64 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let size_bytes = (seed >> 38) + (2 << 20);
         live.push(
-            pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex((i % 2) as u16) }).unwrap(),
+            pair.climb(&BlockRequest { size_bytes, alignment: 256, stream: StreamIndex((i % 2) as u16) })
+                .unwrap(),
         );
         if live.len() > 12 {
             let block = live.swap_remove((seed >> 20) as usize % live.len());

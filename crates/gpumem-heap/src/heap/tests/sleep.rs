@@ -2,7 +2,7 @@
 
 use super::known::STREAMS;
 use super::pair::{Pair, Step, overlaps, step};
-use crate::tuning::Tuning;
+use crate::tuning::HeapTuning;
 use proptest::prelude::*;
 
 /// Compares the heap with the driver.
@@ -66,9 +66,9 @@ fn finish(pair: &mut Pair) {
     pair.run(&Step::Trim { keep_bytes: 0 });
 }
 
-fn tuning() -> impl Strategy<Value = Tuning> {
+fn tuning() -> impl Strategy<Value = HeapTuning> {
     (prop_oneof![Just(0), 1_u32..200], 1_u32..=8).prop_map(|(growth_slack_per_mille, handle_max_pages)| {
-        Tuning { growth_slack_per_mille, handle_max_pages, ..Tuning::BALANCED }
+        HeapTuning { growth_slack_per_mille, handle_max_pages, ..HeapTuning::BALANCED }
     })
 }
 

@@ -12,14 +12,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// The type of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Memory {
+pub(super) enum HeapMemory {
     /// Handles, mapped where the heap needs them.
     Virtual,
     /// Segments, each at the address that the driver chooses.
     Segments(MemoryKind),
 }
 
-impl Memory {
+impl HeapMemory {
     pub(super) fn kind(self) -> MemoryKind {
         match self {
             Self::Virtual => MemoryKind::Device,
@@ -29,7 +29,7 @@ impl Memory {
 }
 
 pub(super) struct MemoryAccess {
-    memory: Memory,
+    memory: HeapMemory,
     device: CUdevice,
     handle_use: HandleUse,
     admission: Admission,
@@ -40,7 +40,7 @@ pub(super) struct MemoryAccess {
 }
 
 impl MemoryAccess {
-    pub(super) fn new(memory: Memory, setup: BackendSetup<'_>) -> Self {
+    pub(super) fn new(memory: HeapMemory, setup: BackendSetup<'_>) -> Self {
         let BackendSetup { device, config, limits, activity, .. } = setup;
         Self {
             memory,
@@ -67,7 +67,7 @@ impl MemoryAccess {
         self.handle_use.exportable
     }
 
-    pub(super) fn memory(&self) -> Memory {
+    pub(super) fn memory(&self) -> HeapMemory {
         self.memory
     }
 

@@ -35,7 +35,7 @@ mod relief;
 mod sleep;
 mod source;
 
-use super::access::{Memory, MemoryAccess};
+use super::access::{HeapMemory, MemoryAccess};
 use super::extent::Extents;
 use super::vmm::Vmm;
 use super::{of_class, of_heap};
@@ -107,8 +107,8 @@ impl CachingPool {
         let Chosen { memory, ranges, lack } = addresses::choose(setup)?;
         let access = MemoryAccess::new(memory, setup);
         let mut heap = match memory {
-            Memory::Virtual => Heap::new(tuning.heap, ranges),
-            Memory::Segments(_) => Heap::of_segments(tuning.heap),
+            HeapMemory::Virtual => Heap::new(tuning.heap, ranges),
+            HeapMemory::Segments(_) => Heap::of_segments(tuning.heap),
         };
         heap.set_limit_bytes(limits.node().limit_bytes());
         let pool = Arc::new_cyclic(|own| Self {
@@ -229,7 +229,7 @@ impl CachingPool {
 
     /// True if the memory is mapped by the heap, rather than in plain segments.
     pub(crate) fn is_virtual(&self) -> bool {
-        self.access.memory() == Memory::Virtual
+        self.access.memory() == HeapMemory::Virtual
     }
 
     /// The counters of live blocks.
@@ -276,11 +276,12 @@ impl Drop for CachingPool {
         core.heap.forget_sleepers();
         core.extents.forget_sleepers();
         let pending = core.pending_streams();
-        let heap = core::mem::replace(&mut core.heap, Heap::new(gpumem_heap::Tuning::BALANCED, [(0, 0); 2]));
+        let heap =
+            core::mem::replace(&mut core.heap, Heap::new(gpumem_heap::HeapTuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
         let ranges = match self.access.memory() {
-            Memory::Virtual => self.ranges.to_vec(),
-            Memory::Segments(_) => Vec::new(),
+            HeapMemory::Virtual => self.ranges.to_vec(),
+            HeapMemory::Segments(_) => Vec::new(),
         };
         let mut left = OrphanedHeap { access: self.access.for_orphaned_heap(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);

@@ -39,10 +39,10 @@ use crate::error::{PoolError, Refusal};
 use gpumem_device::internal::{Order, StreamIndex, deadline};
 use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
-use gpumem_heap::heap::Request;
+use gpumem_heap::heap::BlockRequest;
 
 /// Makes room. [`Outcome::Short`] means that more memory may be free now.
-type Rung = fn(&mut BlockSearch<'_>, &Request) -> Result<Outcome<HeapBlock>, PoolError>;
+type Rung = fn(&mut BlockSearch<'_>, &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError>;
 
 /// The rung that follows one that has made room, if ready memory does not suffice.
 type Further = &'static [Rung];
@@ -68,7 +68,7 @@ const FIRST_EXACT: usize = 9;
 
 impl BlockSearch<'_> {
     /// Searches ready memory after a rung has made room, then continues with the next rung.
-    fn search(&mut self, request: &Request, further: Further) -> Result<Outcome<HeapBlock>, PoolError> {
+    fn search(&mut self, request: &BlockRequest, further: Further) -> Result<Outcome<HeapBlock>, PoolError> {
         let ready = {
             let heap = &mut self.pool.core().heap;
             self.free_bytes = heap.free_bytes(request.stream);
@@ -135,7 +135,10 @@ impl Search<Allocation> for BlockSearch<'_> {
 }
 
 /// Small blocks cannot form a large block, so a large request drains large blocks only.
-fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn own_magazines(
+    search: &mut BlockSearch<'_>,
+    request: &BlockRequest,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     Ok(ready_if(if is_small(request) {
         !search.spares_magazines && search.pool.drain_own()
     } else {
@@ -145,7 +148,7 @@ fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outc
 
 /// Threads that free blocks of other threads always cache a few. While they cache less than one handle, they would be drained every few
 /// allocations, so the heap grows by one handle instead.
-fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn one_handle(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let is_taken_first = is_small(request) && !search.spares_magazines;
     if !is_taken_first || !search.has_slack {
@@ -161,7 +164,10 @@ fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome
     grow(search, request, most_bytes)
 }
 
-fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn all_magazines(
+    search: &mut BlockSearch<'_>,
+    request: &BlockRequest,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     Ok(ready_if(if is_small(request) {
         !search.spares_magazines && search.pool.drain_all()
     } else {
@@ -169,7 +175,7 @@ fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outc
     }))
 }
 
-fn spared_magazines(search: &mut BlockSearch<'_>, _: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn spared_magazines(search: &mut BlockSearch<'_>, _: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     Ok(ready_if(search.spares_magazines && search.pool.drain_all()))
 }
 
@@ -179,7 +185,7 @@ fn ready_if(is_any: bool) -> Outcome<HeapBlock> {
 
 /// Polls for completed work. If nothing new is complete, records markers in the streams whose memory the request
 /// could use, for the next poll.
-fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn completed(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let (clocks, budget) = (pool.clocks(), pool.tuning.poll_budget);
     if budget.is_zero() || !pool.core().heap.has_pending_of_others(request) {
@@ -198,7 +204,7 @@ fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<
     Ok(Outcome::Skipped)
 }
 
-fn mark_pending(pool: &CachingPool, request: &Request) -> Result<(), PoolError> {
+fn mark_pending(pool: &CachingPool, request: &BlockRequest) -> Result<(), PoolError> {
     let clocks = pool.clocks();
     let pending = pool.core().heap.latest_pending(request, clocks);
     for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.stream_index()) == *stamp) {
@@ -209,7 +215,7 @@ fn mark_pending(pool: &CachingPool, request: &Request) -> Result<(), PoolError> 
 
 fn growth_to_target(
     search: &mut BlockSearch<'_>,
-    request: &Request,
+    request: &BlockRequest,
 ) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let most_bytes = {
@@ -219,7 +225,7 @@ fn growth_to_target(
     grow(search, request, most_bytes)
 }
 
-fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn recycled(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
     let mut core = pool.core();
@@ -237,7 +243,10 @@ fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<H
     unless_short(core.heap.take_recycled(request, clocks, &mut vmm))
 }
 
-fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn device_waits(
+    search: &mut BlockSearch<'_>,
+    request: &BlockRequest,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     let (pool, clocks) = (search.pool, search.pool.clocks());
     let can_wait = |stamp| pool.tuning.inserted_waits && clocks.allows_wait_for(stamp);
     let waits = pool.core().heap.blockers(request, clocks, can_wait);
@@ -262,7 +271,7 @@ fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outco
 }
 
 /// The driver's plain free waits for the device without a deadline, so nothing is released while it is busy.
-fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn outgrown(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     if !pool.core().heap.has_outgrown(request) || !pool.finish_for_exchange()? {
         return Ok(Outcome::Skipped);
@@ -280,7 +289,10 @@ fn outgrown(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<H
     grow(search, request, limit_bytes)
 }
 
-fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn growth_to_limit(
+    search: &mut BlockSearch<'_>,
+    request: &BlockRequest,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let limit_bytes = pool.reservable_max_bytes(&pool.core().heap);
     match grow(search, request, limit_bytes)? {
@@ -304,7 +316,7 @@ fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Result<Ou
 
 fn grow(
     search: &mut BlockSearch<'_>,
-    request: &Request,
+    request: &BlockRequest,
     reserved_max_bytes: u64,
 ) -> Result<Outcome<HeapBlock>, PoolError> {
     let (pool, mut vmm) = (search.pool, search.pool.vmm());
@@ -325,12 +337,12 @@ fn made(block: Option<HeapBlock>) -> Outcome<HeapBlock> {
     block.map_or(Outcome::Skipped, Outcome::Found)
 }
 
-fn leftover(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn leftover(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     Ok(made(is_small(request).then(|| pool.core().heap.take_leftover(request, pool.clocks())).flatten()))
 }
 
-fn host_wait(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn host_wait(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     pool.drain_all();
     let clocks = pool.clocks();
@@ -343,7 +355,10 @@ fn host_wait(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<
     Ok(Outcome::Short)
 }
 
-fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn synchronised(
+    search: &mut BlockSearch<'_>,
+    _request: &BlockRequest,
+) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let is_idle = pool.wait_for_room()?;
     let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
@@ -358,14 +373,14 @@ fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Result<Outc
     Ok(Outcome::Short)
 }
 
-fn glued(search: &mut BlockSearch<'_>, request: &Request) -> Result<Outcome<HeapBlock>, PoolError> {
+fn glued(search: &mut BlockSearch<'_>, request: &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError> {
     let pool = search.pool;
     let (clocks, mut vmm, mut core) = (pool.clocks(), pool.vmm(), pool.core());
     let most_bytes = pool.reservable_max_bytes(&core.heap);
     unless_short(core.heap.take_glued(request, clocks, &mut vmm, most_bytes))
 }
 
-fn is_small(request: &Request) -> bool {
+fn is_small(request: &BlockRequest) -> bool {
     request.size_bytes <= SizeClass::SIZE_BYTES_MAX
 }
 

@@ -1,6 +1,6 @@
 //! The driver calls for physical memory and addresses.
 
-use super::access::{Memory, MemoryAccess};
+use super::access::{HeapMemory, MemoryAccess};
 use crate::backend::plain;
 use crate::error::Refusal;
 use gpumem_device::internal::{Handle, Object, Owned};
@@ -105,8 +105,8 @@ impl PhysicalMemory for Vmm<'_> {
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refusal> {
         self.access.admission().admit(size_bytes).map_err(Refusal::Limit)?;
         let created = self.count(|| match self.access.memory() {
-            Memory::Virtual => self.create_handle(size_bytes),
-            Memory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
+            HeapMemory::Virtual => self.create_handle(size_bytes),
+            HeapMemory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
         });
         let created = created.inspect_err(|_| self.access.admission().give_back(size_bytes));
         Ok(RawHandle(created?))
@@ -135,10 +135,10 @@ impl PhysicalMemory for Vmm<'_> {
     fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
         self.count(|| match self.access.memory() {
             // SAFETY: the handle was created here, and is not used again.
-            Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0) },
+            HeapMemory::Virtual => unsafe { self.driver.cuMemRelease(handle.0) },
             // SAFETY: the segment was allocated here and is not used again, and the heap ensures that all uses are
             // complete.
-            Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0) },
+            HeapMemory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0) },
         })?;
         self.access.activity().trimmed_bytes.add(size_bytes);
         self.access.admission().give_back(size_bytes);

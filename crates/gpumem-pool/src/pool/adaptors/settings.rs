@@ -1,6 +1,6 @@
 //! [`PoolSettings`]: the settings of a pool, and [`Gauge`]: its current memory, both for its record in a trace.
 
-use crate::backend::{Backend, Source};
+use crate::backend::{Backend, MemorySource};
 use crate::config::{BackendKind, MemoryKind, Options};
 use crate::pool::hub::Hub;
 use crate::pool::listing::Listing;

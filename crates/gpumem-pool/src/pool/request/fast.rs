@@ -1,7 +1,7 @@
 //! The thread's cache, which most requests hit, and the tags of blocks.
 
 use super::slow;
-use crate::backend::{self, Allocation, Source};
+use crate::backend::{self, Allocation, MemorySource};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
 use crate::pool::block::Block;

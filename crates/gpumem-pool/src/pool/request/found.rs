@@ -1,7 +1,7 @@
 //! The end of a request, inside all adaptors: the backend finds memory, or the ladder does.
 
 use super::{check, ladder};
-use crate::backend::{Allocation, Search, Source};
+use crate::backend::{Allocation, MemorySource, Search};
 use crate::error::PoolError;
 use crate::pool::events;
 use crate::pool::hub::Hub;

@@ -13,7 +13,7 @@
 //! pinned memory. No lock is held during callbacks. All waits of a request share one deadline.
 
 use super::report::{self, OTHERS_TRIMMED};
-use crate::backend::{Outcome, Search, Shortage, Source};
+use crate::backend::{MemorySource, Outcome, Search, Shortage};
 use crate::config::MemoryKind;
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
@@ -46,7 +46,7 @@ const OUTSIDE: [(&str, OutsideRung); 3] = [
 /// or `DeviceError::DeviceLost` if a call fails for a reason other than a shortage of memory.
 #[cold]
 pub(crate) fn climb<T>(hub: &Hub, search: &mut dyn Search<T>) -> Result<T, PoolError> {
-    let _request = deadline::Request::begin();
+    let _request = deadline::RequestScope::begin();
     let mut course = Course::default();
     let found = climb_until_found(hub, search, &mut course);
     hub.activity().add_steps(course.attempts.iter().map(|attempt| StepCounters {

@@ -1,7 +1,7 @@
 //! The report of a refused request: [`out_of_memory_error`] states the figures at the end of the ladder. [`with_report`] adds
 //! the holders of the memory once the request leaves the pool, and counts the refusal.
 
-use crate::backend::{Shortage, Source};
+use crate::backend::{MemorySource, Shortage};
 use crate::config::{MemoryKind, Profile};
 use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
@@ -240,7 +240,7 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
         },
     };
     if report.advice() == Advice::FreeTheDevice {
-        let processes::Usage { own_bytes, others } = processes::on(hub.device());
+        let processes::ProcessMemory { own_bytes, others } = processes::on(hub.device());
         let pools_bytes = report.reserved_bytes.saturating_add(report.other_pools_bytes);
         report.own_outside_bytes = own_bytes.map(|own_bytes| own_bytes.saturating_sub(pools_bytes));
         report.processes = others;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
-pub(crate) struct Names(Mutex<Book>);
+pub(crate) struct Names(Mutex<NameTable>);
 
 /// A name and its number, which belong together while this value lives.
 pub(crate) type HeldName = Arc<Name>;
@@ -21,7 +21,7 @@ pub(crate) struct Name {
     pub(crate) number: u16,
 }
 
-pub(super) struct Book {
+pub(super) struct NameTable {
     in_use: BTreeMap<Arc<str>, NameUse>,
     /// The names of the numbers given so far, number 1 first; `None` for numbers that are free.
     given: Vec<Option<Arc<str>>>,
@@ -40,7 +40,7 @@ struct NameUse {
     last_use: u64,
 }
 
-impl Default for Book {
+impl Default for NameTable {
     fn default() -> Self {
         Self {
             in_use: BTreeMap::new(),
@@ -60,7 +60,7 @@ impl Names {
             return None;
         }
         let index = usize::from(number).wrapping_sub(1);
-        self.book().given.get(index).cloned().flatten()
+        self.table().given.get(index).cloned().flatten()
     }
 
     /// The name of a number that is in use.
@@ -68,9 +68,9 @@ impl Names {
         if fork::is_child() {
             return None;
         }
-        let book = self.book();
-        let name = book.given.get(usize::from(number).wrapping_sub(1))?.as_ref()?;
-        book.in_use.get(name).map(|found| Arc::clone(&found.name))
+        let table = self.table();
+        let name = table.given.get(usize::from(number).wrapping_sub(1))?.as_ref()?;
+        table.in_use.get(name).map(|found| Arc::clone(&found.name))
     }
 
     /// The number of a name; 0 if it has none.
@@ -78,22 +78,22 @@ impl Names {
         if fork::is_child() {
             return 0;
         }
-        self.book().in_use.get(name).map_or(0, |found| found.name.number)
+        self.table().in_use.get(name).map_or(0, |found| found.name.number)
     }
 
     /// From now on numbers are not reused, because a recorder stores them.
     pub(crate) fn set_recorded(&self) {
-        let mut book = self.book();
-        book.is_recorded = true;
-        book.free = Vec::new();
+        let mut table = self.table();
+        table.is_recorded = true;
+        table.free = Vec::new();
     }
 
-    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
+    pub(super) fn table(&self) -> MutexGuard<'_, NameTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
+impl NameTable {
     /// A name that has a number already.
     pub(super) fn find(&mut self, name: &str) -> Option<HeldName> {
         self.use_count += 1;
@@ -134,7 +134,7 @@ impl Book {
     /// Forgets names that nothing holds and that no block counts for, except those used last. Returns their numbers, which may go to
     /// other names from now on. `is_unused` returns true for a number that no block counts for.
     pub(super) fn forget_unused(&mut self, is_unused: impl Fn(u16) -> bool) -> Vec<u16> {
-        // Nothing else can hold a name, because that takes the lock of the book.
+        // Nothing else can hold a name, because that takes the lock of the table.
         let last_use = |used: &mut NameUse| {
             let is_free = Arc::get_mut(&mut used.name).is_some() && is_unused(used.name.number);
             is_free.then_some(used.last_use)
@@ -183,14 +183,14 @@ const OTHERS: &str = "(others)";
 mod tests {
     use super::*;
 
-    fn number(book: &mut Book, name: &str) -> HeldName {
-        book.find(name).unwrap_or_else(|| book.add(name))
+    fn number(table: &mut NameTable, name: &str) -> HeldName {
+        table.find(name).unwrap_or_else(|| table.add(name))
     }
 
     #[test]
     fn names_are_numbered_from_one() {
         let names = Names::default();
-        let numbers = ["a", "b", "a"].map(|name| number(&mut names.book(), name).number);
+        let numbers = ["a", "b", "a"].map(|name| number(&mut names.table(), name).number);
         assert_eq!((numbers, names.find("b"), names.find("c")), ([1, 2, 1], 2, 0));
         assert_eq!((names.get(2).as_deref(), names.get(0), names.get(3)), (Some("b"), None, None));
     }
@@ -198,13 +198,13 @@ mod tests {
     #[test]
     fn names_beyond_the_last_number_share_it() {
         let names = Names::default();
-        let mut book = names.book();
+        let mut table = names.table();
         for index in 1..OTHERS_NUMBER {
-            assert_eq!(number(&mut book, &index.to_string()).number, index);
+            assert_eq!(number(&mut table, &index.to_string()).number, index);
         }
-        assert_eq!(["one more", "and one"].map(|name| number(&mut book, name).number), [u16::MAX; 2]);
-        assert_eq!(book.all().len(), usize::from(u16::MAX));
-        drop(book);
+        assert_eq!(["one more", "and one"].map(|name| number(&mut table, name).number), [u16::MAX; 2]);
+        assert_eq!(table.all().len(), usize::from(u16::MAX));
+        drop(table);
         assert_eq!((names.find("1"), names.get(u16::MAX).as_deref()), (1, Some("(others)")));
     }
 
@@ -216,23 +216,23 @@ mod tests {
             if is_recorded {
                 names.set_recorded();
             }
-            let mut book = names.book();
-            let held = number(&mut book, "held");
-            (0..1000).for_each(|index| drop(number(&mut book, &format!("name {index}"))));
-            drop(number(&mut book, "name 0"));
-            let forgotten = book.forget_unused(|number| number != 3);
+            let mut table = names.table();
+            let held = number(&mut table, "held");
+            (0..1000).for_each(|index| drop(number(&mut table, &format!("name {index}"))));
+            drop(number(&mut table, "name 0"));
+            let forgotten = table.forget_unused(|number| number != 3);
             assert_eq!(forgotten.len(), 1001 - UNUSED_COUNT_MAX - 2);
-            let left: Vec<_> = book.all().iter().map(|name| name.text.to_string()).collect();
+            let left: Vec<_> = table.all().iter().map(|name| name.text.to_string()).collect();
             assert_eq!(left.len(), UNUSED_COUNT_MAX + 2);
             assert_eq!(
                 left[..4],
                 ["held", "name 0", "name 1", "name 745"],
                 "in the order of their first uses"
             );
-            assert_eq!(number(&mut book, "held").number, held.number);
-            let new = number(&mut book, "new").number;
+            assert_eq!(number(&mut table, "held").number, held.number);
+            let new = number(&mut table, "new").number;
             assert_eq!(new > 1001, is_recorded, "{new}");
-            drop(book);
+            drop(table);
             assert_eq!(names.get(4).is_some(), is_recorded);
         }
     }
@@ -240,14 +240,14 @@ mod tests {
     #[test]
     fn passes_are_rare_and_leave_a_number_for_every_name() {
         let names = Names::default();
-        let mut book = names.book();
+        let mut table = names.table();
         let (mut held, mut pass_count) = (Vec::new(), 0);
         for index in 0..200_000_u32 {
-            if book.is_due() {
-                book.forget_unused(|_| true);
+            if table.is_due() {
+                table.forget_unused(|_| true);
                 pass_count += 1;
             }
-            let name = number(&mut book, &index.to_string());
+            let name = number(&mut table, &index.to_string());
             assert!(&*name.text == index.to_string().as_str());
             held.extend((index % 4 == 0).then_some(name));
         }

@@ -3,7 +3,7 @@
 
 use super::orphaned_heap::leave;
 use super::probe;
-use crate::backend::caching::access::{Memory, MemoryAccess};
+use crate::backend::caching::access::{HeapMemory, MemoryAccess};
 use crate::backend::caching::vmm::Vmm;
 use crate::backend::source::BackendSetup;
 use crate::config::{BackendKind, HandleUse, MemoryKind};
@@ -19,7 +19,7 @@ type Ranges = [(u64, u64); 2];
 
 /// The chosen type of memory, and the addresses reserved for it.
 pub(super) struct Chosen {
-    pub(super) memory: Memory,
+    pub(super) memory: HeapMemory,
     pub(super) ranges: Ranges,
     /// The reason for plain segments, if virtual memory was wanted.
     pub(super) lack: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct Chosen {
 pub(super) fn choose(setup: BackendSetup<'_>) -> Result<Chosen, PoolError> {
     let config = setup.config;
     let segments = |lack| {
-        let memory = Memory::Segments(config.kind);
+        let memory = HeapMemory::Segments(config.kind);
         Ok(Chosen { memory, ranges: Ranges::default(), lack })
     };
     if config.kind != MemoryKind::Device {
@@ -59,7 +59,7 @@ pub(super) fn choose(setup: BackendSetup<'_>) -> Result<Chosen, PoolError> {
         )));
     }
     match virtual_memory(setup)? {
-        Ok(ranges) => Ok(Chosen { memory: Memory::Virtual, ranges, lack: None }),
+        Ok(ranges) => Ok(Chosen { memory: HeapMemory::Virtual, ranges, lack: None }),
         Err(lack) if is_exported => Err(not_exported(&lack)),
         Err(lack) => segments(Some(lack)),
     }
@@ -79,7 +79,7 @@ fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, Poo
             return Ok(Err(format!("{device} {lack}")));
         }
     }
-    let access = MemoryAccess::new(Memory::Virtual, setup);
+    let access = MemoryAccess::new(HeapMemory::Virtual, setup);
     if let Some(refusal) = probe::refusal(device, &access)? {
         let of_cards = if handle_use.rdma { " for network cards (rdma:true)" } else { "" };
         return Ok(Err(format!("{device} refuses virtual memory{of_cards} ({refusal})")));

@@ -2,13 +2,13 @@
 
 use super::{CachingPool, Core, OwnerGuard, Retention, SizeStep, SpinMutexGuard, cache, of_class, of_heap};
 use crate::backend::allocation::Allocation;
-use crate::backend::caching::access::Memory;
+use crate::backend::caching::access::HeapMemory;
 use crate::backend::figures::Counts;
 use crate::config::ALIGNMENT_MIN;
 use crate::error::Refusal;
 use gpumem_device::Stream;
 use gpumem_device::internal::StreamIndex;
-use gpumem_heap::heap::Request;
+use gpumem_heap::heap::BlockRequest;
 use gpumem_heap::{HeapBlock, SizeClass};
 
 pub(in super::super) struct BlockSearch<'a> {
@@ -19,7 +19,7 @@ pub(in super::super) struct BlockSearch<'a> {
     /// The class of a block that magazines hold.
     pub(super) class: Option<SizeClass>,
     /// The request with a rounded size, which is exact near a limit: another block may need the excess.
-    pub(in super::super) request: Request,
+    pub(in super::super) request: BlockRequest,
     rounded_bytes: u64,
     /// The size of a block that is just large enough.
     least_bytes: u64,
@@ -42,8 +42,8 @@ impl<'a> BlockSearch<'a> {
         let class = SizeClass::of(size_bytes).filter(|_| alignment <= ALIGNMENT_MIN && !pool.is_for_host());
         // The driver chooses the address of a segment, so the size includes room for the alignment.
         let (padding_bytes, heap_alignment) = match pool.access.memory() {
-            Memory::Virtual => (0, alignment),
-            Memory::Segments(_) => (alignment - ALIGNMENT_MIN, ALIGNMENT_MIN),
+            HeapMemory::Virtual => (0, alignment),
+            HeapMemory::Segments(_) => (alignment - ALIGNMENT_MIN, ALIGNMENT_MIN),
         };
         let least_bytes = class.map_or(size_bytes.saturating_add(padding_bytes), SizeClass::size_bytes);
         let rounded_bytes = if class.is_some() { least_bytes } else { pool.tuning.rounded(least_bytes) };
@@ -53,7 +53,7 @@ impl<'a> BlockSearch<'a> {
             alignment,
             stream,
             class,
-            request: Request {
+            request: BlockRequest {
                 size_bytes: rounded_bytes,
                 alignment: heap_alignment,
                 stream: order_of(pool, stream),
@@ -69,8 +69,8 @@ impl<'a> BlockSearch<'a> {
     }
 
     /// The request without rounding.
-    pub(in super::super) fn exact(&self) -> Request {
-        Request { size_bytes: self.least_bytes, ..self.request }
+    pub(in super::super) fn exact(&self) -> BlockRequest {
+        BlockRequest { size_bytes: self.least_bytes, ..self.request }
     }
 
     /// Takes a block of the heap's ready memory, including the large blocks that this thread's cache does not retain.

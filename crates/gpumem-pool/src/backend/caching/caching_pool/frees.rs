@@ -1,4 +1,4 @@
-//! The slow path of a free, behind [`Source::free`](crate::backend::Source::free).
+//! The slow path of a free, behind [`MemorySource::free`](crate::backend::MemorySource::free).
 
 use super::CachingPool;
 use crate::backend::allocation::{Allocation, FreeRequest};

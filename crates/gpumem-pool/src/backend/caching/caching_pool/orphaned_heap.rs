@@ -1,18 +1,18 @@
 //! [`OrphanedHeap`]: the heap of a pool that is dropped while work is queued.
 
 use crate::backend::{
-    caching::access::Memory, caching::access::MemoryAccess, caching::extent::Extents, caching::vmm::Vmm,
+    caching::access::HeapMemory, caching::access::MemoryAccess, caching::extent::Extents, caching::vmm::Vmm,
 };
 use crate::config::MemoryKind;
 use gpumem_device::Device;
 use gpumem_device::internal::{Clocks, HowFar, Order, Stamp, StreamIndex};
-use gpumem_heap::Tuning;
+use gpumem_heap::HeapTuning;
 use gpumem_heap::heap::Heap;
 use gpumem_sys::Driver;
 
 /// Hands over addresses of a pool whose creation failed, where the driver failed to free them.
 pub(super) fn leave(device: &Device, access: &MemoryAccess, ranges: Vec<(u64, u64)>) {
-    let (heap, extents) = (Heap::new(Tuning::BALANCED, [(0, 0); 2]), Extents::default());
+    let (heap, extents) = (Heap::new(HeapTuning::BALANCED, [(0, 0); 2]), Extents::default());
     OrphanedHeap { access: access.for_orphaned_heap(), heap, extents, ranges }.defer(device);
 }
 
@@ -34,7 +34,7 @@ impl OrphanedHeap {
     }
 
     pub(super) fn waits(&self) -> bool {
-        self.access.memory() != Memory::Virtual
+        self.access.memory() != HeapMemory::Virtual
     }
 
     pub(super) fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {

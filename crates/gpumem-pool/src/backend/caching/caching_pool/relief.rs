@@ -1,7 +1,7 @@
 //! Releasing unused memory, and the room below the limits.
 
 use super::{CachingPool, Core};
-use crate::backend::caching::{access::Memory, extent::PAGE_BYTES};
+use crate::backend::caching::{access::HeapMemory, extent::PAGE_BYTES};
 use crate::backend::figures::Counts;
 use crate::backend::search::Shortage;
 use crate::config::MemoryKind;
@@ -55,7 +55,7 @@ impl CachingPool {
 
     /// True if the driver releases the memory without a wait for the device, which plain segments need.
     pub(in super::super) fn releases_at_once(&self) -> bool {
-        self.access.memory() == Memory::Virtual
+        self.access.memory() == HeapMemory::Virtual
     }
 
     /// Releases idle memory beyond the garbage collection threshold, if one is set. Never waits.

@@ -8,7 +8,7 @@
 
 use super::contents::Contents;
 use super::{CachingPool, Core};
-use crate::backend::caching::access::Memory;
+use crate::backend::caching::access::HeapMemory;
 use crate::backend::search::{Outcome, Search, Shortage, WAIT_AND_TRIM};
 use crate::backend::sleeping::{Keep, Slept, Woken};
 use crate::config::MemoryKind;
@@ -26,11 +26,11 @@ impl CachingPool {
     pub(crate) fn check_sleeps(&self) -> Result<(), PoolError> {
         const WHAT: &str = "sleep";
         match self.access.memory() {
-            Memory::Virtual => Ok(()),
-            Memory::Segments(MemoryKind::Device) => {
+            HeapMemory::Virtual => Ok(()),
+            HeapMemory::Segments(MemoryKind::Device) => {
                 Err(PoolError::Unsupported(Unsupported::OnSegments { what: WHAT }))
             }
-            Memory::Segments(kind) => Err(PoolError::not_with_kind(kind, WHAT)),
+            HeapMemory::Segments(kind) => Err(PoolError::not_with_kind(kind, WHAT)),
         }
     }
 

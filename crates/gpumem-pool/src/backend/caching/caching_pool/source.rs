@@ -1,16 +1,16 @@
-//! The [`Source`] methods of a [`CachingPool`]. The methods for one block continue in `block_search` and `frees`.
+//! The [`MemorySource`] methods of a [`CachingPool`]. The methods for one block continue in `block_search` and `frees`.
 
 use super::CachingPool;
 use super::block_search::BlockSearch;
 #[cfg(unix)]
 use crate::backend::allocation::Underlying;
 use crate::backend::allocation::{Allocation, FreeOutcome, FreeRequest};
-use crate::backend::caching::access::{Memory, all_of, none_of};
+use crate::backend::caching::access::{HeapMemory, all_of, none_of};
 use crate::backend::caching::{of_class, put_back_small};
 use crate::backend::figures::{Counts, Reserved};
 use crate::backend::plain;
 use crate::backend::search::Search;
-use crate::backend::source::Source;
+use crate::backend::source::MemorySource;
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{OutOfMemory, PoolError};
 use core::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use gpumem_heap::counters::Counters;
 use gpumem_heap::heap::BlockBacking;
 use std::sync::Arc;
 
-impl Source for Arc<CachingPool> {
+impl MemorySource for Arc<CachingPool> {
     /// For a small block, searches the thread's magazine and the depot, then the heap.
     fn alloc(
         &self,
@@ -107,7 +107,7 @@ impl Source for Arc<CachingPool> {
     }
 
     fn has_plain_segments(&self) -> bool {
-        self.access.memory() == Memory::Segments(MemoryKind::Device)
+        self.access.memory() == HeapMemory::Segments(MemoryKind::Device)
     }
 
     fn lack(&self) -> Option<String> {
@@ -179,7 +179,7 @@ impl Source for Arc<CachingPool> {
 
     fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError> {
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        if let Memory::Segments(kind) = self.access.memory() {
+        if let HeapMemory::Segments(kind) = self.access.memory() {
             return plain::enable_peer_access(&self.device, kind, peer);
         }
         let _bound = self.device.enter()?;
