@@ -1,6 +1,6 @@
 //! Whole values moved to the device and back, on both drivers.
 
-use gpumem_adapt::array::kind::Device;
+use gpumem_adapt::array::kind::DeviceLocal;
 use gpumem_adapt::array::ndarray::{Array2, Ix1, Ix2, ShapeBuilder, arr1, arr2};
 use gpumem_adapt::array::pool::{self, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};
@@ -34,7 +34,7 @@ cases! {
         let (host, is_row_major) = (layers(), |layer: &Layer<Host>| layer.weight.is_standard_layout());
         let one_by_one = Destination::new(&gpu).packed_below(0);
         for there in [host.adapt(&gpu).unwrap(), host.adapt(&one_by_one).unwrap()] {
-            let there: Vec<Layer<Device>> = there;
+            let there: Vec<Layer<DeviceLocal>> = there;
             let address = there[9].weight.address();
             let moved = there.into_adapted(&gpu).unwrap();
             assert_eq!(moved[9].weight.address(), address);

@@ -126,7 +126,7 @@ where
         let mut target = GpuArray::<f32, _, Q::Kind>::zeros(to, SHAPE).unwrap();
         let calls = moves(|| part.of_mut(target.view_mut()).assign(&part.of(source.view())).unwrap());
         let is_local = [source.gpu(), target.gpu()].iter().all(|gpu| gpu.device() == to.gpu().device())
-            && [TypeId::of::<P::Kind>(), TypeId::of::<Q::Kind>()] == [TypeId::of::<kind::Device>(); 2]
+            && [TypeId::of::<P::Kind>(), TypeId::of::<Q::Kind>()] == [TypeId::of::<kind::DeviceLocal>(); 2]
             && to.gpu().pool().kind() == MemoryKind::Device;
         let call = if is_local { part.local_call() } else { part.call() };
         assert_eq!(calls, [(call, 1)], "{pair}: {part:?}");

@@ -168,7 +168,7 @@ impl<'a> Field<'a> {
             return None;
         }
         let before = parameters.in_family(ty, &quote!(#krate::Host));
-        let after = parameters.in_family(ty, &quote!(#krate::array::kind::Device));
+        let after = parameters.in_family(ty, &quote!(#krate::array::kind::DeviceLocal));
         // The compiler reports the place of the whole path, which begins with the crate.
         let krate = respanned(&quote!(#krate), ty.span());
         Some(quote_spanned!(ty.span()=> #krate::derived::field::<#before, #after>();))

@@ -1,6 +1,6 @@
 //! A model with a derived `Adapt`, on a GPU or the simulator and back.
 
-use gpumem_adapt::array::kind::Device;
+use gpumem_adapt::array::kind::DeviceLocal;
 use gpumem_adapt::array::ndarray::{Ix1, Ix2, array};
 use gpumem_adapt::array::{Gpu, pool};
 use gpumem_adapt::{Adapt, Host, Storage};
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let layer = |scale: f32| Layer { weight: array![[1.0, 2.0], [3.0, 4.0]] * scale, bias: bias.clone() };
     let model: Model<Host> = Model { layers: vec![layer(1.0), layer(0.5)], rate: 0.1 };
 
-    let on_gpu: Model<Device> = model.adapt(&gpu)?;
+    let on_gpu: Model<DeviceLocal> = model.adapt(&gpu)?;
     println!("on the {}:", driver.kind());
     for layer in &on_gpu.layers {
         println!("{} with bias {}", layer.weight, layer.bias);

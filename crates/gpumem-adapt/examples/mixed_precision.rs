@@ -10,7 +10,7 @@
 
 #![allow(clippy::print_stdout, reason = "an example")]
 
-use gpumem_adapt::array::kind::Device;
+use gpumem_adapt::array::kind::DeviceLocal;
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2};
 use gpumem_adapt::array::pool::{self, Pool};
 use gpumem_adapt::array::{ArrayError, Element, Gpu, GpuArray};
@@ -26,10 +26,10 @@ struct Linear<S: Storage, T: Element> {
 
 /// The derivatives of the mean squared error. Single precision calculates with what half precision stores.
 fn gradient(
-    model: &Linear<Device, f16>,
+    model: &Linear<DeviceLocal, f16>,
     inputs: &GpuArray<f32, Ix2>,
     targets: &GpuArray<f32, Ix1>,
-) -> Result<Linear<Device, f32>, ArrayError> {
+) -> Result<Linear<DeviceLocal, f32>, ArrayError> {
     let (weights, bias) = (model.weights.cast::<f32>()?, model.bias.cast::<f32>()?);
     let errors = inputs.dot(&weights)?.try_add(&bias)?.try_sub(targets)?;
     let scale = 2.0 / targets.len() as f32;
@@ -41,10 +41,10 @@ fn gradient(
 
 /// Moves the master by the gradient, and returns it as the next model.
 fn step(
-    master: &mut Linear<Device, f32>,
-    gradient: &Linear<Device, f32>,
+    master: &mut Linear<DeviceLocal, f32>,
+    gradient: &Linear<DeviceLocal, f32>,
     gpu: &Gpu,
-) -> Result<Linear<Device, f16>, AdaptError> {
+) -> Result<Linear<DeviceLocal, f16>, AdaptError> {
     master.weights.try_sub_assign(gradient.weights.try_mul(RATE)?)?;
     master.bias.try_sub_assign(gradient.bias.try_mul(RATE)?)?;
     master.adapt(&Destination::new(gpu).elements::<F16>())
@@ -64,9 +64,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A model in half precision on the host: uploaded as it is, and once more as the master.
     let zeros = |len| Array1::from_elem(len, f16::ZERO);
     let start: Linear<Host, f16> = Linear { weights: zeros(COLUMNS), bias: zeros(1) };
-    let mut model: Linear<Device, f16> = start.adapt(&gpu)?;
-    let mut master: Linear<Device, f32> = model.adapt(&Destination::new(&gpu).elements::<F32>())?;
-    let mut without_master: Linear<Device, f16> = start.adapt(&gpu)?;
+    let mut model: Linear<DeviceLocal, f16> = start.adapt(&gpu)?;
+    let mut master: Linear<DeviceLocal, f32> = model.adapt(&Destination::new(&gpu).elements::<F32>())?;
+    let mut without_master: Linear<DeviceLocal, f16> = start.adapt(&gpu)?;
     for _ in 0..STEPS {
         model = step(&mut master, &gradient(&model, &inputs, &targets)?, &gpu)?;
         // The same without a master: each step is rounded to half precision.
@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         without_master = step(&mut single, &gradient(&without_master, &inputs, &targets)?, &gpu)?;
     }
 
-    let error = |model: &Linear<Device, f16>| -> Result<f32, AdaptError> {
+    let error = |model: &Linear<DeviceLocal, f16>| -> Result<f32, AdaptError> {
         let found: Linear<Host, f32> = model.adapt(&Host::elements::<F32>())?;
         let off = (&found.weights - &expected).mapv(f32::abs);
         Ok(off.into_iter().fold((found.bias[0] - 0.5).abs(), f32::max))

@@ -21,7 +21,7 @@ use gpumem_array::{Element, Gpu};
 /// [`Storage`](crate::Storage), because a field of type `Array2<f32>` cannot hold device memory:
 ///
 /// ```
-/// use gpumem_adapt::array::kind::Device;
+/// use gpumem_adapt::array::kind::DeviceLocal;
 /// use gpumem_adapt::array::ndarray::{Ix1, Ix2, array};
 /// # use gpumem_adapt::array::{Gpu, pool::{self, Pool}};
 /// # let device = pool::Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
@@ -45,7 +45,7 @@ use gpumem_array::{Element, Gpu};
 ///
 /// let layer = Layer { weight: array![[1.0, 2.0], [3.0, 4.0]], bias: Some(array![0.5, 0.5]) };
 /// let model: Mlp<Host> = Mlp { layers: vec![layer], rate: 0.1, name: "small".into() };
-/// let on_gpu: Mlp<Device> = model.adapt(&gpu)?;
+/// let on_gpu: Mlp<DeviceLocal> = model.adapt(&gpu)?;
 /// let back: Mlp<Host> = on_gpu.adapt(&Host)?;
 /// assert_eq!(back.layers[0].weight, model.layers[0].weight);
 /// # }

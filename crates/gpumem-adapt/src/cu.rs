@@ -7,7 +7,7 @@ use crate::target::{Destination, Target};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_array::Gpu;
-use gpumem_array::kind::{Device, Kind, Pinned, Unified};
+use gpumem_array::kind::{DeviceLocal, Kind, Pinned, Unified};
 
 /// Begins an upload in single precision: arrays of `f64` become arrays of `f32`, arrays of `Complex<f64>` arrays of `Complex<f32>`, and
 /// everything else keeps its type. Most GPUs are many times as fast in single precision; to keep double precision, use [`Adapt::adapt`].
@@ -32,7 +32,7 @@ pub fn cu<A: ?Sized>(value: &A) -> Cu<'_, A> {
 
 /// An upload in single precision; see [`cu`].
 #[must_use = "nothing is uploaded before `on`"]
-pub struct Cu<'a, A: ?Sized, K = Device> {
+pub struct Cu<'a, A: ?Sized, K = DeviceLocal> {
     value: &'a A,
     kind: PhantomData<K>,
 }

@@ -16,14 +16,14 @@ mod permutation;
 mod stream;
 
 pub use batches::{BatchItems, Batches, Rows, Source, batches};
-pub use fit::{Attempt, Fit, fit_batch_size, halve_on_out_of_memory};
+pub use fit::{Fit, FitAttempt, fit_batch_size, halve_on_out_of_memory};
 pub use groups::Groups;
 #[cfg(feature = "futures")]
 pub use stream::{FeedStream, feed_stream};
 
 use crate::adapt::{Adapt, adapt_for};
 use crate::error::{AdaptError, ran_out_of_memory};
-use crate::policy::Keep;
+use crate::policy::Unchanged;
 use crate::storage::Storage;
 use crate::target::{Destination, Target};
 use core::convert::Infallible;
@@ -152,9 +152,9 @@ impl FeedTarget for Gpu {
 }
 
 impl<K: Kind + Storage> FeedTarget for Memory<'_, K> {
-    type Owned = Destination<K, Keep>;
+    type Owned = Destination<K, Unchanged>;
 
-    fn on_stream_of(&self, gpu: &Gpu) -> Destination<K, Keep> {
+    fn on_stream_of(&self, gpu: &Gpu) -> Destination<K, Unchanged> {
         Destination::new(gpu).memory()
     }
 }

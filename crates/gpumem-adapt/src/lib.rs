@@ -59,19 +59,19 @@ pub use containers::Nalgebra;
 pub use context::{Context, Plan};
 pub use cu::{Cu, cu};
 pub use error::{AdaptError, Part};
-pub use feed::{Attempt, Fit, fit_batch_size, halve_on_out_of_memory};
 pub use feed::{
     BatchItems, Batches, Feed, FeedTarget, Feeder, Groups, Infallibly, Rows, Source, batches, feed, try_feed,
 };
 #[cfg(feature = "futures")]
 pub use feed::{FeedStream, feed_stream};
+pub use feed::{Fit, FitAttempt, fit_batch_size, halve_on_out_of_memory};
 #[cfg(feature = "derive")]
 #[doc(inline)]
 pub use gpumem_adapt_derive::Adapt;
 pub use gpumem_array as array;
 #[cfg(feature = "half")]
 pub use policy::{Bf16, F16};
-pub use policy::{F32, F64, Keep, PlainElement, Policy, Single};
+pub use policy::{F32, F64, PlainElement, Policy, Single, Unchanged};
 pub use storage::{Host, HostAs, HostVec, Shaped, Storable, Storage};
 pub use target::{Destination, Receive, Target};
 pub use wrappers::{

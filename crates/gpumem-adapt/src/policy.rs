@@ -7,7 +7,7 @@ use gpumem_array::{ArrayError, Element, GpuArray, GpuView, Memory};
 
 /// The element type that arrays of `T` have at the target, and the conversion.
 ///
-/// Implement it for a type of your own to choose other types than [`Keep`], [`Single`], [`F32`], [`F64`], `F16` and `Bf16`. Those convert
+/// Implement it for a type of your own to choose other types than [`Unchanged`], [`Single`], [`F32`], [`F64`], `F16` and `Bf16`. Those convert
 /// where it takes the least time: elements that become smaller before the transfer, so that fewer bytes cross the link, and elements that
 /// become larger after it; see [`GpuArray::from_array_cast`]. Elements that are on a device are converted there.
 ///
@@ -34,7 +34,7 @@ use gpumem_array::{ArrayError, Element, GpuArray, GpuView, Memory};
 #[diagnostic::on_unimplemented(
     message = "the element policy `{Self}` has no rule for arrays of `{T}`",
     label = "arrays of `{T}` cannot be moved with this policy",
-    note = "write `impl Policy<{T}> for {Self}`, or use the policy `Keep`"
+    note = "write `impl Policy<{T}> for {Self}`, or use the policy `Unchanged`"
 )]
 pub trait Policy<T: Storable>: 'static {
     /// The element type at the target.
@@ -110,7 +110,7 @@ pub(crate) fn converted<T: Element, U, D: Dimension>(
 
 /// Keeps the type of all elements. The default policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {}
+pub enum Unchanged {}
 
 /// Converts elements of double precision to single precision, complex numbers included, and keeps all others, like `cu` of CUDA.jl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ pub enum F16 {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bf16 {}
 
-impl<T: Storable> Policy<T> for Keep {
+impl<T: Storable> Policy<T> for Unchanged {
     type Elem = T;
 
     fn convert(value: T) -> T {

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::marker::PhantomData;
-use gpumem_array::kind::{Device, Pinned, Unified};
+use gpumem_array::kind::{DeviceLocal, Pinned, Unified};
 use gpumem_array::ndarray::{Array, ArrayView, Dimension};
 use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
 
@@ -11,7 +11,7 @@ use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
 /// | family | its arrays |
 /// | --- | --- |
 /// | [`Host`] | [`ndarray::Array<T, D>`](Array) |
-/// | [`Device`] | [`GpuArray<T, D>`](GpuArray), in device memory |
+/// | [`DeviceLocal`] | [`GpuArray<T, D>`](GpuArray), in device memory |
 /// | [`Unified`] | [`UnifiedArray<T, D>`](UnifiedArray) |
 /// | [`Pinned`] | [`PinnedArray<T, D>`](PinnedArray) |
 ///
@@ -35,7 +35,7 @@ use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a family of arrays",
-    note = "the families are `Host`, and of `gpumem_array::kind`: `Device`, `Unified`, `Pinned`"
+    note = "the families are `Host`, and of `gpumem_array::kind`: `DeviceLocal`, `Unified`, `Pinned`"
 )]
 pub trait Storage: 'static {
     /// An array of the family.
@@ -115,7 +115,7 @@ macro_rules! families {
     )*};
 }
 
-families!(Device Unified Pinned);
+families!(DeviceLocal Unified Pinned);
 
 /// Types that have elements in a shape, on the host or on a device. The methods read no elements, so they cost the same on both.
 #[expect(clippy::len_without_is_empty, reason = "every such type has an `is_empty` of its own")]

@@ -2,18 +2,18 @@
 
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
-use crate::policy::{Keep, Policy, Single, converted};
+use crate::policy::{Policy, Single, Unchanged, converted};
 use crate::storage::{Host, HostAs, HostVec, Storable, Storage};
 use core::any::Any;
 use core::fmt;
 use core::marker::PhantomData;
-use gpumem_array::kind::{Device, Kind, Pinned, Unified};
+use gpumem_array::kind::{DeviceLocal, Kind, Pinned, Unified};
 use gpumem_array::ndarray::{
     Array, ArrayView, Dimension, Ix0, Ix1, Ix2, Ix3, Ix4, Ix5, Ix6, IxDyn, ShapeBuilder,
 };
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, GpuView, Memory};
+pub(crate) use sealed::KnownTarget;
 use sealed::OnGpu;
-pub(crate) use sealed::Sealed;
 
 /// A place that values are moved to.
 ///
@@ -29,7 +29,7 @@ pub(crate) use sealed::Sealed;
     message = "values cannot be moved to `{Self}`",
     note = "the targets are a `Gpu`, `gpu.unified()`, `gpu.pinned()`, `Destination::new(&gpu)`, `Host` and `HostVec`"
 )]
-pub trait Target: Sealed + Sized {
+pub trait Target: KnownTarget + Sized {
     /// The family of arrays of the target. For [`HostVec`] it is the host's family, except one-dimensional arrays.
     type Storage: Storage;
     /// The element policy.
@@ -98,7 +98,7 @@ pub trait Receive<T: Storable, D: Dimension + 'static>: Target {
 /// assert_eq!(up[1], 1.5);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Destination<K = Device, P = Keep> {
+pub struct Destination<K = DeviceLocal, P = Unchanged> {
     gpu: Gpu,
     packed_below_bytes: usize,
     /// Contains no values of `K` or `P`.
@@ -114,7 +114,7 @@ impl Destination {
 
     /// Device memory of `gpu`, with elements in single precision: see [`Single`].
     #[must_use]
-    pub fn single(gpu: &Gpu) -> Destination<Device, Single> {
+    pub fn single(gpu: &Gpu) -> Destination<DeviceLocal, Single> {
         Self::new(gpu).elements()
     }
 }
@@ -138,7 +138,7 @@ impl<K, P> Destination<K, P> {
         self.with()
     }
 
-    /// Chooses the element policy: [`Keep`], [`Single`], [`F32`](crate::F32), `F16`, `Bf16`, or your own.
+    /// Chooses the element policy: [`Unchanged`], [`Single`], [`F32`](crate::F32), `F16`, `Bf16`, or your own.
     #[must_use]
     pub fn elements<Q>(self) -> Destination<K, Q> {
         self.with()
@@ -180,7 +180,7 @@ impl<K: Kind, P> fmt::Debug for Destination<K, P> {
 mod sealed {
     use super::{Destination, Gpu, Host, HostAs, HostVec, Kind, Memory, Target};
 
-    pub trait Sealed {}
+    pub trait KnownTarget {}
 
     /// A target on a GPU.
     pub trait OnGpu: Target {
@@ -188,12 +188,12 @@ mod sealed {
         fn place(&self) -> Memory<'_, Self::Kind>;
     }
 
-    impl Sealed for Gpu {}
-    impl<K> Sealed for Memory<'_, K> {}
-    impl<K, P> Sealed for Destination<K, P> {}
-    impl Sealed for Host {}
-    impl Sealed for HostVec {}
-    impl<P> Sealed for HostAs<P> {}
+    impl KnownTarget for Gpu {}
+    impl<K> KnownTarget for Memory<'_, K> {}
+    impl<K, P> KnownTarget for Destination<K, P> {}
+    impl KnownTarget for Host {}
+    impl KnownTarget for HostVec {}
+    impl<P> KnownTarget for HostAs<P> {}
 }
 
 macro_rules! on_gpu {
@@ -208,7 +208,7 @@ macro_rules! on_gpu {
 
             fn packed_below_bytes(&$self) -> Option<usize> {
                 // The host accesses the other kinds, so each array has separate memory.
-                let is_device = is_same::<$kind, Device>();
+                let is_device = is_same::<$kind, DeviceLocal>();
                 is_device.then_some($below)
             }
         }
@@ -224,14 +224,14 @@ macro_rules! on_gpu {
 }
 
 on_gpu! {
-    [] Gpu, Device, Keep, |self| self, PACKED_BELOW_BYTES;
-    [K: Kind + Storage] Memory<'_, K>, K, Keep, |self| gpumem_array::Place::gpu(self), PACKED_BELOW_BYTES;
+    [] Gpu, DeviceLocal, Unchanged, |self| self, PACKED_BELOW_BYTES;
+    [K: Kind + Storage] Memory<'_, K>, K, Unchanged, |self| gpumem_array::Place::gpu(self), PACKED_BELOW_BYTES;
     [K: Kind + Storage, P: 'static] Destination<K, P>, K, P, |self| &self.gpu, self.packed_below_bytes;
 }
 
 impl Target for Host {
     type Storage = Host;
-    type Policy = Keep;
+    type Policy = Unchanged;
 
     fn gpu(&self) -> Option<&Gpu> {
         None
@@ -240,7 +240,7 @@ impl Target for Host {
 
 impl Target for HostVec {
     type Storage = Host;
-    type Policy = Keep;
+    type Policy = Unchanged;
 
     fn gpu(&self) -> Option<&Gpu> {
         None

@@ -30,9 +30,9 @@ use crate::array::view::describe;
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
-use crate::kind::{self, Device, Kind};
+use crate::kind::{self, DeviceLocal, Kind};
 use crate::layout::Layout;
-use crate::storage::{Access, Storage, Use};
+use crate::storage::{Access, ArrayStorage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
@@ -85,9 +85,9 @@ use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, IxDyn, RemoveAxis, Slice
 ///     array
 /// }
 /// ```
-pub struct GpuArray<T, D, K = Device> {
+pub struct GpuArray<T, D, K = DeviceLocal> {
     gpu: Gpu,
-    storage: Storage,
+    storage: ArrayStorage,
     layout: Layout<D>,
     element: PhantomData<(T, K)>,
 }
@@ -99,13 +99,13 @@ pub type UnifiedArray<T, D> = GpuArray<T, D, kind::Unified>;
 pub type PinnedArray<T, D> = GpuArray<T, D, kind::Pinned>;
 
 /// A vector.
-pub type GpuArray1<T, K = Device> = GpuArray<T, Ix1, K>;
+pub type GpuArray1<T, K = DeviceLocal> = GpuArray<T, Ix1, K>;
 
 /// A matrix.
-pub type GpuArray2<T, K = Device> = GpuArray<T, Ix2, K>;
+pub type GpuArray2<T, K = DeviceLocal> = GpuArray<T, Ix2, K>;
 
 /// An array whose number of axes is known at run time.
-pub type GpuArrayD<T, K = Device> = GpuArray<T, IxDyn, K>;
+pub type GpuArrayD<T, K = DeviceLocal> = GpuArray<T, IxDyn, K>;
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Changes the shape without a copy. The elements are taken in row-major order.
@@ -321,10 +321,10 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
         let block = gpu.pools().of(K::MEMORY)?.alloc(size_bytes, gpu.stream());
         let block = block.map_err(|error| gpu.with_kernel_name(error.into()))?;
-        Ok(Self::over(gpu, Storage::new(block, gpu)?, layout))
+        Ok(Self::over(gpu, ArrayStorage::new(block, gpu)?, layout))
     }
 
-    /// The array with the kind [`Device`], if that is its kind.
+    /// The array with the kind [`DeviceLocal`], if that is its kind.
     #[allow(clippy::result_large_err, reason = "the error is the array itself")]
     pub(crate) fn into_device(self) -> Result<GpuArray<T, D>, Self> {
         match K::MEMORY {
@@ -342,7 +342,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// An array over memory that is large enough for the layout, and is written before the array leaves this crate.
-    pub(crate) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
+    pub(crate) fn over(gpu: &Gpu, storage: ArrayStorage, layout: Layout<D>) -> Self {
         const { check_layout::<T>() };
         Self { gpu: gpu.clone(), storage, layout, element: PhantomData }
     }
@@ -356,11 +356,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         self.layout = layout;
     }
 
-    pub(crate) fn storage(&self) -> &Storage {
+    pub(crate) fn storage(&self) -> &ArrayStorage {
         &self.storage
     }
 
-    pub(crate) fn storage_mut(&mut self) -> &mut Storage {
+    pub(crate) fn storage_mut(&mut self) -> &mut ArrayStorage {
         &mut self.storage
     }
 
@@ -371,7 +371,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         Use::whole(&self.storage, Access::Write)
     }
 
-    pub(crate) fn into_parts(self) -> (Storage, Layout<D>) {
+    pub(crate) fn into_parts(self) -> (ArrayStorage, Layout<D>) {
         (self.storage, self.layout)
     }
 }

@@ -1,6 +1,6 @@
 //! Copies between host and device, and between arrays on a device.
 //!
-//! A [`Plan`] finds the fewest driver calls: one for contiguous elements, one for rows of at least 64 bytes at a pitch, and otherwise one
+//! A [`LayoutPlan`] finds the fewest driver calls: one for contiguous elements, one for rows of at least 64 bytes at a pitch, and otherwise one
 //! kernel, which also moves rows within the memory of a device. The kernel cannot access host memory, so a copy between the host and other
 //! layouts goes through contiguous device memory.
 //!
@@ -28,9 +28,9 @@ use crate::element::{Cast, Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::{Copier, Gpu, Place};
 use crate::kind::Kind;
-use crate::layout::plan::{Form, Pitched, Plan};
-use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Storage, queue_copy, run_borrowed};
+use crate::layout::plan::{Form, LayoutPlan, Pitched};
+use crate::layout::{ElementOrder, Layout, same_shape};
+use crate::storage::{ArrayStorage, queue_copy, run_borrowed};
 use bytemuck::AnyBitPattern;
 use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
@@ -60,7 +60,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - [`ArrayError::NoSuchKernel`] if the elements are gathered on the simulator without the feature `sim`.
     pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
         match self.layout().order() {
-            Some(Order::Column) if !self.layout().is_dense(Order::Row) => {
+            Some(ElementOrder::Column) if !self.layout().is_dense(ElementOrder::Row) => {
                 Ok(self.to_array()?.iter().copied().collect())
             }
             _ => download(self),
@@ -84,9 +84,9 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_vec`].
     pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         let elements = download(self)?;
-        let shape = self.raw_dim().set_f(order == Order::Column);
+        let shape = self.raw_dim().set_f(order == ElementOrder::Column);
         Array::from_shape_vec(shape, elements)
             .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
     }
@@ -149,7 +149,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - Unless the elements are contiguous or rows of at least 64 bytes at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
     ///   `sim`.
     pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.to_order(self.layout().order().unwrap_or(Order::Row))
+        self.to_order(self.layout().order().unwrap_or(ElementOrder::Row))
     }
 
     /// Copies the elements to another place: to memory of another kind, or to another device. The result is contiguous: in the order of
@@ -176,20 +176,20 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// [`ArrayError::TooManyElements`], [`ArrayError::WrongDevice`], [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`] and [`GpuViewMut::assign`].
     pub fn copy_to<P: Place + ?Sized>(&self, place: &P) -> Result<GpuArray<T, D, P::Kind>, ArrayError> {
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         UninitArray::with_order(place, self.raw_dim(), order)?.assign(self)
     }
 
     /// Like [`GpuView::copy_to`], through the host.
     fn copied_to(&self, receiver: &Gpu) -> Result<GpuArray<T, D>, ArrayError> {
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         let mut target = UninitArray::with_order(receiver, self.raw_dim(), order)?.into_unwritten();
         copy_staged(receiver, &mut target.view_mut(), self)?;
         Ok(target)
     }
 
     /// The elements, contiguous in the given order: the view itself, or a copy.
-    pub(crate) fn dense(&self, order: Order) -> Result<GpuCow<'a, T, D>, ArrayError> {
+    pub(crate) fn dense(&self, order: ElementOrder) -> Result<GpuCow<'a, T, D>, ArrayError> {
         if self.layout().is_dense(order) {
             Ok(GpuCow::View(self.clone()))
         } else {
@@ -215,11 +215,11 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
     /// [`GpuViewMut::assign`].
     pub fn as_standard_layout(&self) -> Result<GpuCow<'a, T, D>, ArrayError> {
-        self.dense(Order::Row)
+        self.dense(ElementOrder::Row)
     }
 
     /// A contiguous copy in the given order.
-    pub(crate) fn to_order(&self, order: Order) -> Result<GpuArray<T, D>, ArrayError> {
+    pub(crate) fn to_order(&self, order: ElementOrder) -> Result<GpuArray<T, D>, ArrayError> {
         UninitArray::with_order(self.gpu(), self.raw_dim(), order)?.assign(self)
     }
 }
@@ -286,13 +286,13 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     {
         let dim = array.raw_dim();
         if let Some(elements) = array.as_slice() {
-            return UninitArray::with_order(place, dim, Order::Row)?.copy_from_slice(elements);
+            return UninitArray::with_order(place, dim, ElementOrder::Row)?.copy_from_slice(elements);
         }
         if let Some(elements) = array.t().as_slice() {
-            return UninitArray::with_order(place, dim, Order::Column)?.copy_from_slice(elements);
+            return UninitArray::with_order(place, dim, ElementOrder::Column)?.copy_from_slice(elements);
         }
         // Device memory is allocated first: a broadcast view can be larger than any memory.
-        let target = UninitArray::with_order(place, dim, Order::Row)?;
+        let target = UninitArray::with_order(place, dim, ElementOrder::Row)?;
         target.copy_from_slice(&gathered(array, |element| element)?)
     }
 
@@ -312,7 +312,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Pool`] if the allocation or a driver call fails.
     pub fn try_clone(&self) -> Result<Self, ArrayError> {
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         UninitArray::with_order(&self.gpu().memory::<K>(), self.raw_dim(), order)?.assign(self)
     }
 
@@ -672,7 +672,7 @@ fn copy_staged<T: Element, D: Dimension, E: Dimension>(
         return staged::copy(receiver, target, source);
     }
     if source.layout().order().is_none() {
-        let order = target.layout().order().unwrap_or(Order::Row);
+        let order = target.layout().order().unwrap_or(ElementOrder::Row);
         return copy_staged(receiver, target, &source.on(source.home()).to_order(order)?.view());
     }
     copy_on(receiver, target, &source.copied_to(receiver)?.view())
@@ -685,10 +685,10 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     source: &GpuView<'_, T, E>,
 ) -> Result<(), ArrayError> {
     let plan = match target.layout().common_order(source.layout()) {
-        Some(_) => Plan::run(target.layout(), source.layout(), size_of::<T>()),
+        Some(_) => LayoutPlan::run(target.layout(), source.layout(), size_of::<T>()),
         None => {
             let bases = [target.storage().address(), source.storage().address()];
-            Plan::copy(target.layout(), source.layout(), size_of::<T>(), bases)
+            LayoutPlan::copy(target.layout(), source.layout(), size_of::<T>(), bases)
         }
     };
     let (to, from) = (at(target.storage(), plan.to), at(source.storage(), plan.from));
@@ -730,7 +730,7 @@ enum DriverCopy {
 }
 
 /// The address at an offset in bytes.
-pub(crate) fn at(storage: &Storage, offset: isize) -> u64 {
+pub(crate) fn at(storage: &ArrayStorage, offset: isize) -> u64 {
     storage.address().wrapping_add_signed(offset as i64)
 }
 
@@ -758,10 +758,10 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         pageable::upload(gpu, target.writes(), target.address(), bytemuck::cast_slice(elements))?;
         return lane.finish();
     }
-    let order = target.layout().order().unwrap_or(Order::Row);
+    let order = target.layout().order().unwrap_or(ElementOrder::Row);
     let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
     // The host side has no base: kernels cannot access it.
-    let plan = Plan::copy(target.layout(), &host, size_of::<T>(), [target.storage().address(), 0]);
+    let plan = LayoutPlan::copy(target.layout(), &host, size_of::<T>(), [target.storage().address(), 0]);
     if let Form::Strided(_) = plan.form {
         let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
         return copy(target, &gathered.view());
@@ -831,7 +831,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     let len = source.len();
     let mut elements: Vec<T> = Vec::new();
     // A view that repeats elements may exceed the address space.
-    Layout::dense(source.raw_dim(), Order::Row, size_of::<T>())?;
+    Layout::dense(source.raw_dim(), ElementOrder::Row, size_of::<T>())?;
     let size_bytes = len * size_of::<T>();
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     // SAFETY: the vector has room for them, and is not used before this returns.
@@ -870,9 +870,9 @@ unsafe fn download_to<T: Element, D: Dimension>(
     if let CopyLane::Copier(_) = lane {
         order_once(source, gpu)?;
     }
-    let order = source.layout().order().unwrap_or(Order::Row);
+    let order = source.layout().order().unwrap_or(ElementOrder::Row);
     let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
-    let plan = Plan::copy(&host, source.layout(), size_of::<T>(), [0, source.storage().address()]);
+    let plan = LayoutPlan::copy(&host, source.layout(), size_of::<T>(), [0, source.storage().address()]);
     if let Form::Strided(_) = plan.form {
         // SAFETY: the caller's promise, for the same elements.
         return unsafe { download_to(&source.on(gpu).to_order(order)?.view(), elements) };
@@ -924,7 +924,7 @@ impl<'a> CopyLane<'a> {
     fn of(
         gpu: &'a Gpu,
         home: &'a Gpu,
-        storage: &Storage,
+        storage: &ArrayStorage,
         operation: &'static str,
     ) -> Result<Self, ArrayError> {
         if storage.device() == gpu.device() {

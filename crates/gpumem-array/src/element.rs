@@ -137,16 +137,16 @@ pub(crate) fn first_invalid<T: Element>(bits: &[T::Bits]) -> Option<usize> {
 /// An element type with arithmetic: `f32`, `f64`, `i32`, `i64`.
 ///
 /// Integers wrap on overflow; an integer divided by zero is zero.
-pub trait Numeric: Element + sealed::Sealed {}
+pub trait Numeric: Element + sealed::Arithmetic {}
 
 pub(crate) mod sealed {
     /// The type in the names of kernels, and its numbers.
-    pub trait Sealed: Sized {
+    pub trait Arithmetic: Sized {
         const TYPE: super::NumericType;
         const ONE: Self;
         /// The number of values from `start` to before `end`, `step` apart.
         fn steps(start: Self, end: Self, step: Self) -> usize;
-        /// `start` plus `index` steps. The index is below [`Sealed::steps`].
+        /// `start` plus `index` steps. The index is below [`Arithmetic::steps`].
         fn nth(start: Self, step: Self, index: usize) -> Self;
     }
 }
@@ -164,7 +164,7 @@ macro_rules! floats {
     ($($kind:ident: $type:ty),*) => {
         $(
             impl Numeric for $type {}
-            impl sealed::Sealed for $type {
+            impl sealed::Arithmetic for $type {
                 const TYPE: NumericType = NumericType::$kind;
                 const ONE: Self = 1.0;
                 fn steps(start: Self, end: Self, step: Self) -> usize {
@@ -184,7 +184,7 @@ macro_rules! integers {
     ($($kind:ident: $type:ty),*) => {
         $(
             impl Numeric for $type {}
-            impl sealed::Sealed for $type {
+            impl sealed::Arithmetic for $type {
                 const TYPE: NumericType = NumericType::$kind;
                 const ONE: Self = 1;
                 fn steps(start: Self, end: Self, step: Self) -> usize {
@@ -226,7 +226,7 @@ integers!(I32: i32, I64: i64);
     label = "expected two floating-point types, or two complex types",
     note = "for other types, call a kernel of your own with `map_kernel`"
 )]
-pub trait Cast<U: Element>: Element + cast::Sealed<U> {
+pub trait Cast<U: Element>: Element + cast::CastKernel<U> {
     /// Converts a value.
     fn cast(self) -> U;
 }
@@ -235,7 +235,7 @@ pub(crate) mod cast {
     use super::CastPair;
 
     /// The kernel of a conversion.
-    pub trait Sealed<U> {
+    pub trait CastKernel<U> {
         const PAIR: CastPair;
         /// The number of numbers in an element.
         const LANES: usize;
@@ -271,7 +271,7 @@ pub enum CastPair {
 
 macro_rules! casts {
     ($($pair:ident: $from:ty => $to:ty, |$value:ident| $cast:expr;)*) => {$(
-        impl cast::Sealed<$to> for $from {
+        impl cast::CastKernel<$to> for $from {
             const PAIR: CastPair = CastPair::$pair;
             const LANES: usize = 1;
         }
@@ -350,7 +350,7 @@ mod complex {
     use super::{Cast, CastPair, Element, cast};
     use num_complex::Complex;
 
-    impl<T: Cast<U>, U: Element> cast::Sealed<Complex<U>> for Complex<T> {
+    impl<T: Cast<U>, U: Element> cast::CastKernel<Complex<U>> for Complex<T> {
         const PAIR: CastPair = T::PAIR;
         const LANES: usize = 2 * T::LANES;
     }

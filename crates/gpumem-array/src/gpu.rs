@@ -26,7 +26,7 @@ use gpumem_pool::sys::fork;
 use gpumem_pool::sys::types::CUdevice_attribute;
 use gpumem_pool::{CaptureError, Device, DeviceError, MemoryKind, Pool, PoolError, Stream, not_forked};
 use pools::{GpuPools, IdleStream};
-use recording::Recording;
+use recording::CaptureRecording;
 use stage::{Stage, Stages};
 use staging::{Staging, StagingOptions};
 use std::collections::HashMap;
@@ -59,7 +59,7 @@ struct GpuInner {
     shared: Arc<Shared>,
     stream: Stream,
     /// The recording of the capture on this stream. Only the `Gpu` of a capture has one.
-    recording: Option<Recording>,
+    recording: Option<CaptureRecording>,
     history: Arc<History>,
 }
 
@@ -78,8 +78,8 @@ pub struct Memory<'a, K> {
     kind: PhantomData<K>,
 }
 
-/// A place for new arrays: a [`Gpu`] for arrays of kind [`Device`](kind::Device), or its [`Memory`] of another kind.
-pub trait Place: sealed::Sealed {
+/// A place for new arrays: a [`Gpu`] for arrays of kind [`DeviceLocal`](kind::DeviceLocal), or its [`Memory`] of another kind.
+pub trait Place: sealed::KnownPlace {
     /// The kind of the arrays.
     type Kind: Kind;
     /// The `Gpu` that the arrays belong to.
@@ -87,14 +87,14 @@ pub trait Place: sealed::Sealed {
 }
 
 pub(crate) mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::Gpu {}
-    impl<K> Sealed for super::Memory<'_, K> {}
-    impl<P: Sealed + ?Sized> Sealed for &P {}
+    pub trait KnownPlace {}
+    impl KnownPlace for super::Gpu {}
+    impl<K> KnownPlace for super::Memory<'_, K> {}
+    impl<P: KnownPlace + ?Sized> KnownPlace for &P {}
 }
 
 impl Place for Gpu {
-    type Kind = kind::Device;
+    type Kind = kind::DeviceLocal;
     fn gpu(&self) -> &Gpu {
         self
     }
@@ -202,7 +202,7 @@ impl Gpu {
     /// that `GPUMEM_DRIVER` names, with a new pool that the environment configures and that ends with its last user.
     ///
     /// `GPUMEM_DRIVER=sim` requires the feature `sim`. With `GPUMEM_KIND` set, memory of that kind backs arrays of kind
-    /// [`Device`](kind::Device).
+    /// [`DeviceLocal`](kind::DeviceLocal).
     ///
     /// ```no_run
     /// use gpumem_array::{Gpu, GpuArray};
@@ -291,7 +291,7 @@ impl Gpu {
     }
 
     /// A `Gpu` with a new stream for the capture of `recording`.
-    pub(crate) fn for_capture(&self, recording: Recording) -> Result<Self, ArrayError> {
+    pub(crate) fn for_capture(&self, recording: CaptureRecording) -> Result<Self, ArrayError> {
         let (shared, stream) = (self.0.shared.clone(), Stream::new(self.device())?);
         let (recording, history) = (Some(recording), Arc::default());
         Ok(Self(Arc::new(GpuInner { shared, stream, recording, history })))
@@ -473,7 +473,7 @@ impl Gpu {
         self.0.shared.staging.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The pool that arrays of kind [`Device`](kind::Device) are allocated from.
+    /// The pool that arrays of kind [`DeviceLocal`](kind::DeviceLocal) are allocated from.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -596,14 +596,14 @@ impl Gpu {
 
     /// The recording of the present or past capture on this stream.
     #[inline]
-    pub(crate) fn recording(&self) -> Option<&Recording> {
+    pub(crate) fn recording(&self) -> Option<&CaptureRecording> {
         self.0.recording.as_ref()
     }
 
     /// The number of the capture on this stream, or 0.
     #[inline]
     pub(crate) fn capture_id(&self) -> u64 {
-        self.0.recording.as_ref().map_or(0, Recording::id)
+        self.0.recording.as_ref().map_or(0, CaptureRecording::id)
     }
 
     /// True if this library created the stream and nothing captures, no thread and no stream of the machine. Then the checks of the stream

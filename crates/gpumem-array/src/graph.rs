@@ -4,8 +4,8 @@
 //! running. The graph has two kinds of arrays:
 //!
 //! - *Arguments*: arrays that were made outside and used in the closure. The capture records each of them with its bytes and whether it was
-//!   written ([`Recording`](crate::gpu::recording::Recording)). A launch takes them again, as Rust borrows, and is ordered with their other
-//!   uses.
+//!   written ([`CaptureRecording`](crate::gpu::recording::CaptureRecording)). A launch takes them again, as Rust borrows, and is ordered
+//!   with their other uses.
 //! - *Results*: arrays that were made in the closure and returned from it. The graph owns them. Their values exist after a launch
 //!   ([`Launched::get`]), and until the next one, which borrows the graph exclusively.
 //!
@@ -21,12 +21,12 @@ pub use outputs::{GraphScalar, Number, Out, Outputs};
 use crate::array::{GpuArray, OnStream, foreign};
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, GraphError};
-use crate::gpu::recording::{Access, RecordedUse, Recording};
-use crate::gpu::{Gpu, Place, sealed::Sealed};
+use crate::gpu::recording::{Access, CaptureRecording, RecordedUse};
+use crate::gpu::{Gpu, Place, sealed::KnownPlace};
 use crate::kernel::Function;
 use crate::kind;
-use crate::layout::{Layout, Order};
-use crate::storage::{Storage, Use, queue};
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::{ArrayStorage, Use, queue};
 use core::fmt;
 use core::ops::Deref;
 use gpumem_pool::sys::fork;
@@ -52,24 +52,22 @@ impl Deref for CaptureGpu {
     }
 }
 
-impl Sealed for CaptureGpu {}
+impl KnownPlace for CaptureGpu {}
 
 impl Place for CaptureGpu {
-    type Kind = kind::Device;
+    type Kind = kind::DeviceLocal;
 
     fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 }
 
-impl foreign::sealed::Sealed for CaptureGpu {}
-
 impl OnStream for CaptureGpu {
     fn stream(&self) -> &Stream {
         self.gpu.stream()
     }
-    fn capture(&self) -> foreign::sealed::Capture<'_> {
-        foreign::sealed::Capture(self.gpu.recording())
+    fn capture(&self) -> foreign::sealed::RecordingRef<'_> {
+        foreign::sealed::RecordingRef(self.gpu.recording())
     }
 }
 
@@ -83,7 +81,7 @@ pub struct GpuGraph {
     exec: GraphExec,
     /// The arrays of each launch.
     uses: Vec<RecordedUse>,
-    results: Vec<Storage>,
+    results: Vec<ArrayStorage>,
     /// The number of the capture.
     id: u64,
     /// The kernels of the program.
@@ -151,7 +149,7 @@ impl Gpu {
         &self,
         work: impl FnOnce(&CaptureGpu) -> Result<R, ArrayError>,
     ) -> Result<(Captured, R::Tokens), ArrayError> {
-        let (recording, _on_thread) = Recording::begin()?;
+        let (recording, _on_thread) = CaptureRecording::begin()?;
         let id = recording.id();
         let gpu = self.for_capture(recording)?;
         // Relaxed: the stream is private, so the capture and other calls cannot interfere.
@@ -162,7 +160,7 @@ impl Gpu {
         let tokens = made.keep(&mut keeper)?;
         let results = keeper.into_results();
         let graph = open.end()?.end()?;
-        let (uses, functions) = open.gpu.recording().map(Recording::take).unwrap_or_default();
+        let (uses, functions) = open.gpu.recording().map(CaptureRecording::take).unwrap_or_default();
         Ok((Captured { graph, uses, results, functions, id }, tokens))
     }
 }
@@ -171,7 +169,7 @@ impl Gpu {
 struct Captured {
     graph: Graph,
     uses: Vec<RecordedUse>,
-    results: Vec<Storage>,
+    results: Vec<ArrayStorage>,
     functions: Vec<Function>,
     id: u64,
 }
@@ -247,20 +245,20 @@ impl CaptureGpu {
         let recording = self.gpu.recording().ok_or(GraphError::CaptureEnded)?;
         recording.check()?;
         let block = self.outside.pool().alloc(size_of::<T>() as u64, self.outside.stream())?;
-        let storage = Storage::new(block, &self.outside)?;
+        let storage = ArrayStorage::new(block, &self.outside)?;
         write(&self.outside, &storage, bytemuck::bytes_of(&value))?;
         // Each launch comes after the first value, even if the number is not returned.
         let (stream, outside) = (self.gpu.stream(), self.outside.stream());
         if !stream.wait_for_point(outside.point())? {
             stream.wait_for(outside)?;
         }
-        let layout = Layout::dense(Ix0(), Order::Row, size_of::<T>())?;
+        let layout = Layout::dense(Ix0(), ElementOrder::Row, size_of::<T>())?;
         Ok(GraphScalar::new(GpuArray::over(&self.gpu, storage.into_capture(recording.id()), layout)))
     }
 }
 
 /// Queues the value of one element. The stream has been ordered for it, and the array has as many bytes.
-fn write(gpu: &Gpu, storage: &Storage, bytes: &[u8]) -> Result<(), ArrayError> {
+fn write(gpu: &Gpu, storage: &ArrayStorage, bytes: &[u8]) -> Result<(), ArrayError> {
     let (driver, address) = (gpu.device().driver(), storage.address());
     queue(gpu, [Use::whole(storage, Access::Write)], |stream| {
         // SAFETY: the bytes lie within live memory of this device, which the stream may write. Words lie at multiples of their size from

@@ -1,7 +1,7 @@
-//! Kinds of memory as types: [`Device`], [`Unified`], [`Pinned`].
+//! Kinds of memory as types: [`DeviceLocal`], [`Unified`], [`Pinned`].
 //!
 //! The kind of an array decides, at compile time, whether the host can access its elements. Every operation takes arrays of all
-//! kinds; results are of kind [`Device`], except for copies (`clone`, `mapv`, `copy_to`, `cast_to`).
+//! kinds; results are of kind [`DeviceLocal`], except for copies (`clone`, `mapv`, `copy_to`, `cast_to`).
 
 use gpumem_pool::MemoryKind;
 
@@ -10,7 +10,7 @@ use gpumem_pool::MemoryKind;
 /// The pool of the [`Gpu`](crate::Gpu) backs it. That pool may have another kind (`GPUMEM_KIND`), which affects where elements are stored,
 /// but not the type: the host has no access.
 #[derive(Clone, Copy, Debug)]
-pub enum Device {}
+pub enum DeviceLocal {}
 
 /// Unified memory: one address for the host and all devices. Pages migrate to the processor that accesses them.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +20,8 @@ pub enum Unified {}
 #[derive(Clone, Copy, Debug)]
 pub enum Pinned {}
 
-/// A kind of memory: [`Device`], [`Unified`] or [`Pinned`].
-pub trait Kind: sealed::Sealed + Send + Sync + 'static {
+/// A kind of memory: [`DeviceLocal`], [`Unified`] or [`Pinned`].
+pub trait Kind: sealed::HasMemoryKind + Send + Sync + 'static {
     /// The name: `device`, `unified` or `pinned`.
     const NAME: &'static str;
 }
@@ -41,7 +41,7 @@ impl HostAccess for Pinned {}
 
 pub(crate) mod sealed {
     /// The pool's name for the kind.
-    pub trait Sealed {
+    pub trait HasMemoryKind {
         #[doc(hidden)]
         const MEMORY: super::MemoryKind;
     }
@@ -53,7 +53,7 @@ macro_rules! kinds {
             impl Kind for $kind {
                 const NAME: &'static str = $name;
             }
-            impl sealed::Sealed for $kind {
+            impl sealed::HasMemoryKind for $kind {
                 const MEMORY: MemoryKind = MemoryKind::$memory;
             }
         )*
@@ -61,7 +61,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Device: Device, "device";
+    DeviceLocal: Device, "device";
     Unified: Unified, "unified";
     Pinned: Host, "pinned";
 }

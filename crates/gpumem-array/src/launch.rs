@@ -7,8 +7,8 @@ use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
 use crate::kind::Kind;
-use crate::layout::Order;
-use crate::storage::{Storage, Use, order_all, prefetch, queue_inlined};
+use crate::layout::ElementOrder;
+use crate::storage::{ArrayStorage, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
@@ -402,7 +402,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// The kernel has these parameters. It reads at most `n` elements of type `T`, and writes `n` valid values of type `U`.
     pub unsafe fn map_kernel<U: Element>(&self, kernel: &Function) -> Result<GpuArray<U, D>, ArrayError> {
         let (gpu, n) = (self.gpu(), self.len());
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         let mut out = UninitArray::<U, D>::with_order(gpu, self.raw_dim(), order)?;
         let launch =
             kernel.launch(LaunchShape::for_len(n)).write_uninit(&mut out).read(self).scalar(n as u64);
@@ -419,14 +419,14 @@ struct Arguments<'a> {
     buffer: Option<Box<ArgumentBuffer>>,
     counts: ArgumentCounts,
     /// The arrays in the buffer.
-    storages: PhantomData<&'a Storage>,
+    storages: PhantomData<&'a ArrayStorage>,
 }
 
 /// [`Arguments`] whose drop frees the memory. While an argument is added, nothing refers to the counts, so they stay in registers.
 struct OpenArguments<'a> {
     buffer: Option<Box<ArgumentBuffer>>,
     counts: ArgumentCounts,
-    storages: PhantomData<&'a Storage>,
+    storages: PhantomData<&'a ArrayStorage>,
 }
 
 /// How much of a buffer is in use.

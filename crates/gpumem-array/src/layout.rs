@@ -19,7 +19,7 @@ pub(crate) struct Layout<D> {
 
 /// The order of contiguous elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ElementOrder {
     /// The last index moves fastest.
     Row,
     /// The first index moves fastest.
@@ -86,7 +86,7 @@ impl Gaps {
 
 impl<D: Dimension> Layout<D> {
     /// Contiguous elements of `size_bytes` each.
-    pub(crate) fn dense(dim: D, order: Order, size_bytes: usize) -> Result<Self, ArrayError> {
+    pub(crate) fn dense(dim: D, order: ElementOrder, size_bytes: usize) -> Result<Self, ArrayError> {
         let too_many = || ArrayError::TooManyElements { shape: dim.slice().to_vec() };
         // Zero lengths are skipped, because strides are products of the other lengths.
         let mut lens = dim.slice().iter().copied().filter(|len| *len > 0);
@@ -101,8 +101,8 @@ impl<D: Dimension> Layout<D> {
             };
             let pairs = strides.slice_mut().iter_mut().zip(dim.slice());
             match order {
-                Order::Row => pairs.rev().for_each(&mut place),
-                Order::Column => pairs.for_each(&mut place),
+                ElementOrder::Row => pairs.rev().for_each(&mut place),
+                ElementOrder::Column => pairs.for_each(&mut place),
             }
         }
         Ok(Self { dim, strides, offset: 0 })
@@ -140,23 +140,25 @@ impl<D: Dimension> Layout<D> {
     }
 
     /// The order of the elements if they are contiguous; `Row` if both orders apply.
-    pub(crate) fn order(&self) -> Option<Order> {
-        [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order))
+    pub(crate) fn order(&self) -> Option<ElementOrder> {
+        [ElementOrder::Row, ElementOrder::Column].into_iter().find(|order| self.is_dense(*order))
     }
 
     /// True if the elements are contiguous in this order.
-    pub(crate) fn is_dense(&self, order: Order) -> bool {
+    pub(crate) fn is_dense(&self, order: ElementOrder) -> bool {
         let axes = self.shape().iter().copied().zip(self.strides());
         self.len() == 0
             || match order {
-                Order::Row => side_by_side(axes.rev()),
-                Order::Column => side_by_side(axes),
+                ElementOrder::Row => side_by_side(axes.rev()),
+                ElementOrder::Column => side_by_side(axes),
             }
     }
 
     /// An order in which both are contiguous.
-    pub(crate) fn common_order<E: Dimension>(&self, other: &Layout<E>) -> Option<Order> {
-        [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order) && other.is_dense(*order))
+    pub(crate) fn common_order<E: Dimension>(&self, other: &Layout<E>) -> Option<ElementOrder> {
+        [ElementOrder::Row, ElementOrder::Column]
+            .into_iter()
+            .find(|order| self.is_dense(*order) && other.is_dense(*order))
     }
 
     /// The bytes from the first element in memory to the last, from the start of a storage of `storage_bytes`.
@@ -477,10 +479,10 @@ impl<D: Dimension> Layout<D> {
 
     /// The elements with another shape, in row-major order.
     pub(crate) fn reshaped<E: Dimension>(&self, dim: E, size_bytes: usize) -> Result<Layout<E>, ArrayError> {
-        if !self.is_dense(Order::Row) {
+        if !self.is_dense(ElementOrder::Row) {
             return Err(self.not_contiguous("reshape", "copy it to row-major order (`as_standard_layout`), or reshape it before slicing or transposing"));
         }
-        let layout = Layout::dense(dim, Order::Row, size_bytes)?;
+        let layout = Layout::dense(dim, ElementOrder::Row, size_bytes)?;
         if layout.len() != self.len() {
             return Err(ArrayError::Shape {
                 operation: "reshape",
@@ -609,7 +611,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn layout(shape: &[usize]) -> Layout<IxDyn> {
-        Layout::dense(IxDyn(shape), Order::Row, 1).unwrap()
+        Layout::dense(IxDyn(shape), ElementOrder::Row, 1).unwrap()
     }
 
     fn slices() -> impl Strategy<Value = (isize, Option<isize>, isize)> {
@@ -647,7 +649,7 @@ mod tests {
                 let place = steps.fold(ours.offset.cast_signed(), |at, (stride, i)| at + stride * i.cast_signed());
                 prop_assert_eq!(place.cast_unsigned(), *value);
             }
-            prop_assert_eq!(ours.is_dense(Order::Row), theirs.is_standard_layout());
+            prop_assert_eq!(ours.is_dense(ElementOrder::Row), theirs.is_standard_layout());
         }
     }
 
@@ -750,10 +752,10 @@ mod tests {
     #[test]
     fn sizes_that_overflow_are_refused() {
         for shape in [vec![usize::MAX, 2], vec![usize::MAX / 2 + 1], vec![1 << 40, 1 << 40, 0]] {
-            let refused = Layout::dense(IxDyn(&shape), Order::Row, 4);
+            let refused = Layout::dense(IxDyn(&shape), ElementOrder::Row, 4);
             assert!(matches!(refused, Err(ArrayError::TooManyElements { .. })), "{shape:?}");
         }
-        assert!(Layout::dense(IxDyn(&[0, 1 << 40]), Order::Row, 4).is_ok());
+        assert!(Layout::dense(IxDyn(&[0, 1 << 40]), ElementOrder::Row, 4).is_ok());
         let wide = layout(&[8]).broadcast(IxDyn(&[1 << 59, 8])).unwrap();
         assert_eq!(wide.clone().reinterpreted(8, 1), None);
         assert!(wide.reinterpreted(8, 4).is_none());

@@ -23,14 +23,14 @@ use crate::array::{GpuCow, GpuView};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use ndarray::Dimension;
 
 /// The elements of a view for a kernel on the stream of `gpu`, contiguous in an order: the view itself, or a copy. Errors name `operation`.
 pub(crate) fn operand<'a, T: Element, D: Dimension>(
     view: &GpuView<'a, T, D>,
     gpu: &'a Gpu,
-    order: Order,
+    order: ElementOrder,
     operation: &'static str,
 ) -> Result<GpuCow<'a, T, D>, ArrayError> {
     view.storage().share(gpu, operation)?;

@@ -1,4 +1,4 @@
-//! [`Storage`]: the memory of one array, and the order of its uses.
+//! [`ArrayStorage`]: the memory of one array, and the order of its uses.
 //!
 //! A storage records the point of the last write in its stream, and the points of the reads since, one for each stream ([`StreamPoint`]).
 //! Before another stream uses the memory, it waits on the device: a reader for the write, a writer for the write and all reads; readers
@@ -16,7 +16,7 @@
 //! no marker, so markers are recorded when another stream needs one. Some writes get a marker immediately, because another stream is likely
 //! to wait for them while later work is queued: copies from pinned memory, uploads of more than 64 KiB, writes on a stream that other
 //! streams have waited for, and writes to memory that another stream has just used. So do writes of memory of less than 32 bytes, and of a
-//! size whose last download found later work on the stream ([`Storage::is_overtaken`]).
+//! size whose last download found later work on the stream ([`ArrayStorage::is_overtaken`]).
 //!
 //! All code that queues work names the memory that the work touches ([`Touch`]): arrays as uses, and blocks of other parts of this crate as
 //! [`MemoryRange`]s. Only [`queue`] and its siblings queue work at the driver. They refuse memory that sleeps.
@@ -36,7 +36,7 @@ mod residency;
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
-use crate::gpu::recording::{self, RecordedUse, Recording, ViewName};
+use crate::gpu::recording::{self, CaptureRecording, RecordedUse, ViewName};
 use crate::layout::ByteSpan;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -54,7 +54,7 @@ use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Memory and its uses so far.
-pub(crate) struct Storage {
+pub(crate) struct ArrayStorage {
     memory: StorageMemory,
     /// The uses of the memory.
     address: u64,
@@ -169,7 +169,7 @@ impl<T: Touch> Touch for &T {
 /// A use of bytes of a storage by work that is about to be queued.
 #[derive(Clone, Copy)]
 pub(crate) struct Use<'a> {
-    storage: &'a Storage,
+    storage: &'a ArrayStorage,
     access: Access,
     /// From the start of the storage.
     bytes: ByteSpan,
@@ -177,18 +177,18 @@ pub(crate) struct Use<'a> {
 
 impl<'a> Use<'a> {
     #[inline]
-    pub(crate) fn new(storage: &'a Storage, access: Access, bytes: ByteSpan) -> Self {
+    pub(crate) fn new(storage: &'a ArrayStorage, access: Access, bytes: ByteSpan) -> Self {
         Self { storage, access, bytes }
     }
 
     /// A use of all bytes.
     #[inline]
-    pub(crate) fn whole(storage: &'a Storage, access: Access) -> Self {
+    pub(crate) fn whole(storage: &'a ArrayStorage, access: Access) -> Self {
         Self::new(storage, access, ByteSpan::ALL)
     }
 
     #[inline]
-    pub(crate) fn storage(self) -> &'a Storage {
+    pub(crate) fn storage(self) -> &'a ArrayStorage {
         self.storage
     }
 
@@ -253,7 +253,7 @@ impl<'a> Use<'a> {
     pub(crate) fn order_on(
         self,
         stream: &Stream,
-        recording: Option<&Recording>,
+        recording: Option<&CaptureRecording>,
         operation: &'static str,
     ) -> Result<(), ArrayError> {
         not_forked()?;
@@ -300,7 +300,7 @@ impl<'a> Use<'a> {
     pub(crate) fn begin_foreign(
         self,
         stream: &Stream,
-        recording: Option<&Recording>,
+        recording: Option<&CaptureRecording>,
         keeps_awake: bool,
     ) -> Result<bool, ArrayError> {
         let lent = || keeps_awake.then(|| stream.device().lend(self.memory()));
@@ -467,7 +467,7 @@ impl<'a> Use<'a> {
     }
 }
 
-impl Storage {
+impl ArrayStorage {
     /// Makes the stream of `gpu` wait, on the device, for the uses of a block by other code. The host waits for uses on another library's
     /// stream that has no marker.
     pub(crate) fn order_block(block: &Block, gpu: &Gpu) -> Result<(), ArrayError> {
@@ -479,7 +479,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Takes a block that other code has used. The stream of `gpu` has been ordered ([`Storage::order_block`]).
+    /// Takes a block that other code has used. The stream of `gpu` has been ordered ([`ArrayStorage::order_block`]).
     pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Self {
         let stream = gpu.stream();
         block.record_use(stream);
@@ -691,13 +691,13 @@ impl Storage {
     }
 
     /// True if the host has waited for all uses that `access` conflicts with, and none has been queued since. Then the memory has a
-    /// [`Storage::host_ptr`] for its address, which host and device share.
+    /// [`ArrayStorage::host_ptr`] for its address, which host and device share.
     #[inline]
     pub(crate) fn is_ready_for_host(&self, access: Access) -> bool {
         self.host.load(Ordering::Acquire) >= host_level(access) && !fork::is_child()
     }
 
-    /// The host has waited ([`Storage::wait_on_host`]). Nothing happens for memory that it cannot access.
+    /// The host has waited ([`ArrayStorage::wait_on_host`]). Nothing happens for memory that it cannot access.
     pub(crate) fn set_ready_for_host(&self, access: Access) {
         if self.host_ptr().is_none() {
             return;
@@ -734,11 +734,11 @@ impl Storage {
     #[cold]
     fn is_recorded(
         &self,
-        recording: Option<&Recording>,
+        recording: Option<&CaptureRecording>,
         one: Use<'_>,
         operation: &'static str,
     ) -> Result<bool, ArrayError> {
-        recording::check_thread(recording.map_or(0, Recording::id), operation)?;
+        recording::check_thread(recording.map_or(0, CaptureRecording::id), operation)?;
         let Some(recording) = recording else {
             return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
         };
@@ -946,7 +946,7 @@ impl Storage {
 pub(crate) fn no_peer_access(
     operation: &'static str,
     gpu: &Gpu,
-    storage: &Storage,
+    storage: &ArrayStorage,
     reason: &str,
 ) -> ArrayError {
     let (device, owner) = (gpu.device().to_string(), storage.device().to_string());
@@ -1003,7 +1003,7 @@ fn load(point: &AtomicU64) -> StreamPoint {
 const GROWTH_UNIT: u64 = 2 << 20;
 /// No work.
 const NONE: StreamPoint = StreamPoint::COMPLETE;
-/// In [`Storage::write`]: the storage is split. No stream has that many markers, so no point has this word.
+/// In [`ArrayStorage::write`]: the storage is split. No stream has that many markers, so no point has this word.
 const SPLIT: u64 = u64::MAX;
 /// Together with the write, they fill a cache line.
 const INLINE_READS: usize = 7;
@@ -1156,7 +1156,7 @@ fn fail(failed: &mut Option<ArrayError>, error: ArrayError) {
 
 /// True if work queued now runs, instead of becoming part of the graph of `recording`.
 #[inline]
-fn runs(stream: &Stream, recording: Option<&Recording>) -> Result<bool, ArrayError> {
+fn runs(stream: &Stream, recording: Option<&CaptureRecording>) -> Result<bool, ArrayError> {
     match (stream.is_capturing()?, recording) {
         (false, None) => Ok(true),
         (true, None) => Err(GraphError::StreamCaptures.into()),

@@ -1,6 +1,6 @@
 //! The live blocks by address, so that a program frees memory by its pointer alone. Two threads rarely meet at one lock.
 
-use crate::error::{Failure, Outcome, gpumem_result};
+use crate::error::{CallResult, Failure, gpumem_result};
 use core::cell::UnsafeCell;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
@@ -105,7 +105,7 @@ pub(crate) fn keep(block: Block) -> u64 {
 
 /// Removes the block that begins at an address, and passes it to `end`. A forked child keeps its copies of blocks.
 #[inline(always)]
-pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
+pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> CallResult {
     let Some(mut blocks) = shard(address) else { return Ok(()) };
     let Some(taken) = blocks.remove(address) else { return Err(unknown(address)) };
     drop(blocks);
@@ -115,7 +115,7 @@ pub(crate) fn end(address: u64, end: impl FnOnce(Block)) -> Outcome {
 }
 
 /// Calls `work` with the block that begins at an address. No other thread can free it during the call.
-pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> Outcome<R>) -> Outcome<R> {
+pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> CallResult<R>) -> CallResult<R> {
     let mut blocks = shard(address).ok_or(PoolError::Device(DeviceError::Forked))?;
     let Some(place) = blocks.get_mut(address) else { return Err(unknown(address)) };
     // SAFETY: `keep` and `with` made it by `into_raw`. It is not dropped here, and the line below writes it back to the table. If the work

@@ -51,7 +51,7 @@ pub(crate) struct Failure {
     pub(crate) text: String,
 }
 
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+pub(crate) type CallResult<T = ()> = Result<T, Failure>;
 
 impl Failure {
     pub(crate) fn argument(text: impl Into<String>) -> Self {
@@ -102,7 +102,7 @@ fn code_of(error: &PoolError) -> gpumem_result {
 
 /// Runs a function of the interface; refuses it in a forked child. An error or a panic becomes the thread's last error.
 #[inline]
-pub(crate) fn guarded(work: impl FnOnce() -> Outcome) -> gpumem_result {
+pub(crate) fn guarded(work: impl FnOnce() -> CallResult) -> gpumem_result {
     caught(|| {
         not_forked()?;
         work()
@@ -111,14 +111,14 @@ pub(crate) fn guarded(work: impl FnOnce() -> Outcome) -> gpumem_result {
 
 /// Like [`guarded`], for a function that frees or destroys: in a forked child it does nothing, so that the child's end is silent.
 #[inline]
-pub(crate) fn ending(work: impl FnOnce() -> Outcome) -> gpumem_result {
+pub(crate) fn ending(work: impl FnOnce() -> CallResult) -> gpumem_result {
     if fork::is_child() { gpumem_result::GPUMEM_SUCCESS } else { caught(work) }
 }
 
 /// Like [`guarded`], for functions that need no check at the start: `gpumem_alloc` and `gpumem_free` find out in their slow paths that the
 /// process was forked, and ending a scope concerns only the thread.
 #[inline]
-pub(crate) fn caught(work: impl FnOnce() -> Outcome) -> gpumem_result {
+pub(crate) fn caught(work: impl FnOnce() -> CallResult) -> gpumem_result {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => gpumem_result::GPUMEM_SUCCESS,
         Ok(Err(failure)) => remember(failure),

@@ -6,7 +6,7 @@
 
 mod users;
 
-use crate::error::{Failure, Outcome, gpumem_result};
+use crate::error::{CallResult, Failure, gpumem_result};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use gpumem_pool::sys::fork;
@@ -67,7 +67,7 @@ impl<T: Send + Sync> HandleTable<T> {
     }
 
     /// Adds an object and returns its handle, which is not 0.
-    pub(crate) fn add(&self, value: T) -> Outcome<u64> {
+    pub(crate) fn add(&self, value: T) -> CallResult<u64> {
         let mut changes = self.lock();
         let slot = match changes.emptied.pop() {
             Some(slot) => slot,
@@ -93,7 +93,7 @@ impl<T: Send + Sync> HandleTable<T> {
 
     /// Calls `work` with the object.
     #[inline]
-    pub(crate) fn with<R>(&self, handle: u64, work: impl FnOnce(&T) -> Outcome<R>) -> Outcome<R> {
+    pub(crate) fn with<R>(&self, handle: u64, work: impl FnOnce(&T) -> CallResult<R>) -> CallResult<R> {
         let slot = &self.slots[slot(handle)];
         let _using = Using { table: self, note: Note::new(handle) };
         if slot.handle.load(Ordering::Acquire) != handle || handle == 0 {
@@ -106,7 +106,7 @@ impl<T: Send + Sync> HandleTable<T> {
     }
 
     /// Destroys a handle. The object is dropped with the last call that uses it.
-    pub(crate) fn remove(&self, handle: u64) -> Outcome {
+    pub(crate) fn remove(&self, handle: u64) -> CallResult {
         let mut changes = self.lock();
         let slot = &self.slots[slot(handle)];
         if slot.handle.load(Ordering::Relaxed) != handle || handle == 0 {
@@ -232,7 +232,7 @@ mod tests {
         assert!(TABLE.remove(unused).is_ok());
         assert_eq!(Arc::strong_count(&count), 1);
 
-        fn deep(handle: u64, depth: usize) -> Outcome {
+        fn deep(handle: u64, depth: usize) -> CallResult {
             TABLE.with(handle, |object| {
                 match depth {
                     0 => TABLE.remove(handle)?,

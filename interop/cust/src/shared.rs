@@ -214,7 +214,7 @@ macro_rules! buffers {
 }
 buffers! { Device: DeviceBuffer, CUDA; Unified: UnifiedBuffer, CUDAMANAGED; Pinned: LockedBuffer, CUDAHOST; }
 
-impl CustKind for kind::Device {
+impl CustKind for kind::DeviceLocal {
     type Buffer<T: Shared> = DeviceBuffer<T>;
 
     fn wait_to_read<T: Shared, D: Dimension>(_: &GpuArray<T, D, Self>) -> Result<(), ArrayError> {
@@ -436,7 +436,7 @@ impl<T: Shared, D: Dimension, K: CustKind> Deref for Given<'_, T, D, K> {
     }
 }
 
-impl<T: Shared, D: Dimension> Given<'_, T, D, kind::Device> {
+impl<T: Shared, D: Dimension> Given<'_, T, D, kind::DeviceLocal> {
     /// The elements, for cust's copies and fills.
     pub fn as_mut_slice(&mut self) -> &mut DeviceSlice<T> {
         self.lent.as_mut_slice()

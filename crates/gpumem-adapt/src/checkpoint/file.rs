@@ -2,7 +2,7 @@
 
 use super::error::CheckpointError;
 use super::tensor::CheckpointElement;
-use super::tensor::sealed::Sealed;
+use super::tensor::sealed::TensorElement;
 use bytemuck::Zeroable;
 use bytemuck::checked::CheckedCastError;
 use core::fmt;
@@ -52,7 +52,7 @@ enum FileBytes {
 }
 
 /// The index of the first element of a chunk, and the buffer that was read.
-type ReadChunk<T> = (usize, Result<Vec<<T as Sealed>::Raw>, CheckpointError>);
+type ReadChunk<T> = (usize, Result<Vec<<T as TensorElement>::Raw>, CheckpointError>);
 
 /// The tensors of a file, and the texts that were saved with them.
 pub(super) struct Header {

@@ -16,7 +16,7 @@ pub type Tensors = BTreeMap<String, Tensor>;
 
 /// An element type of checkpoints: `f64`, `f32`, `f16`, `bf16`, integers of 8 to 64 bits, `bool`, and `Complex<f32>` with the feature
 /// `complex`.
-pub trait CheckpointElement: Element + sealed::Sealed {}
+pub trait CheckpointElement: Element + sealed::TensorElement {}
 
 /// A pack's array, once the pack is uploaded.
 pub(super) type Packed = Box<dyn FnOnce() -> Result<Tensor, ArrayError>>;
@@ -24,7 +24,7 @@ pub(super) type Packed = Box<dyn FnOnce() -> Result<Tensor, ArrayError>>;
 pub(super) mod sealed {
     use super::{Dtype, Element, GpuArray, IxDyn, Pod, Tensor};
 
-    pub trait Sealed: Sized {
+    pub trait TensorElement: Sized {
         const DTYPE: Dtype;
         /// A type of the same size and alignment that has no invalid values.
         type Raw: Pod + Element;
@@ -74,7 +74,7 @@ macro_rules! elements {
             impl CheckpointElement for $element {}
 
             $(#[$condition])?
-            impl sealed::Sealed for $element {
+            impl sealed::TensorElement for $element {
                 const DTYPE: Dtype = Dtype::$dtype;
                 type Raw = $raw;
 

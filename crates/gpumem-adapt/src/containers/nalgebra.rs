@@ -3,9 +3,9 @@
 use crate::adapt::{Adapt, Merged, Separate};
 use crate::context::{Context, Plan};
 use crate::error::AdaptError;
-use crate::policy::{Keep, PlainElement};
+use crate::policy::{PlainElement, Unchanged};
 use crate::storage::Host;
-use crate::target::{Receive, Sealed, Target};
+use crate::target::{KnownTarget, Receive, Target};
 use gpumem_array::ndarray::{Array, ArrayView, Ix0, Ix1, Ix2, Ix3, Ix4, Ix5, Ix6, IxDyn, ShapeBuilder};
 use gpumem_array::{ArrayError, Element, Gpu, GpuView};
 use nalgebra::{DMatrix, DVector, SMatrix, Scalar};
@@ -31,11 +31,11 @@ use nalgebra::{DMatrix, DVector, SMatrix, Scalar};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Nalgebra;
 
-impl Sealed for Nalgebra {}
+impl KnownTarget for Nalgebra {}
 
 impl Target for Nalgebra {
     type Storage = Host;
-    type Policy = Keep;
+    type Policy = Unchanged;
 
     fn gpu(&self) -> Option<&Gpu> {
         None

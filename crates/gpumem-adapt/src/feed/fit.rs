@@ -12,12 +12,12 @@ pub struct Fit {
     /// The largest size that succeeded; `None` if the smallest did not.
     pub batch_size: Option<usize>,
     /// All attempts, in their order.
-    pub attempts: Vec<Attempt>,
+    pub attempts: Vec<FitAttempt>,
 }
 
 /// One attempt of [`fit_batch_size`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct FitAttempt {
     /// The batch size.
     pub batch_size: usize,
     /// True if the batch fitted.
@@ -67,7 +67,7 @@ pub fn fit_batch_size<E: Error + 'static>(
             Err(error) => return Err(error),
         };
         let peak_bytes = gpu.pool().status().map_or(0, |status| status.in_use_peak_bytes);
-        fit.attempts.push(Attempt { batch_size: size, fits, peak_bytes });
+        fit.attempts.push(FitAttempt { batch_size: size, fits, peak_bytes });
         if fits {
             fit.batch_size = Some(size)
         } else {
@@ -145,7 +145,7 @@ pub fn halve_on_out_of_memory<R, E: Error + 'static>(
 /// One line for each attempt, and the result.
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Attempt { batch_size, fits, peak_bytes } in &self.attempts {
+        for FitAttempt { batch_size, fits, peak_bytes } in &self.attempts {
             let outcome = if *fits { "fits" } else { "does not fit" };
             let peak_mib = *peak_bytes as f64 / f64::from(1 << 20);
             writeln!(f, "batch size {batch_size}: {outcome}, peak {peak_mib:.1} MiB")?;

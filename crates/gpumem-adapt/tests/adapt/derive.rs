@@ -1,6 +1,6 @@
 //! `#[derive(Adapt)]`: models of every shape there and back, shared parts, and failures in the middle.
 
-use gpumem_adapt::array::kind::{Device, Unified};
+use gpumem_adapt::array::kind::{DeviceLocal, Unified};
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::sys::types::{CUdeviceptr, CUstream};
 use gpumem_adapt::array::pool::sys::{CUresult, Driver, Table};
@@ -163,7 +163,7 @@ fn assert_is_model(found: &Model<Host>) {
 fn a_model_of_fifty_fields_goes_there_and_back() {
     let gpu = gpu();
     let host = model();
-    let there: Model<Device> = host.adapt(&gpu).unwrap();
+    let there: Model<DeviceLocal> = host.adapt(&gpu).unwrap();
     assert!(Arc::ptr_eq(&there.embedding, &there.head));
     assert_eq!(there.layers[2].attention.key.to_array().unwrap(), matrix(3));
     assert_is_model(&there.adapt(&Host).unwrap());
@@ -297,7 +297,7 @@ fn fail_each_call(packed_below_bytes: usize, failed_min: usize) {
 fn what_is_there_already_keeps_its_allocation() {
     let gpu = gpu();
     let there = model().adapt(&gpu).unwrap();
-    let addresses = |model: &Model<Device>| {
+    let addresses = |model: &Model<DeviceLocal>| {
         let attention = model.layers.iter().map(|layer| layer.attention.query.address());
         let mut found: Vec<u64> = attention.collect();
         found.extend([
@@ -344,7 +344,7 @@ fn a_type_that_contains_itself() {
         children: vec![leaf(2), Node { children: vec![leaf(4)], ..leaf(3) }],
         parent_value: Some(Rc::new(array![5])),
     };
-    let there: Node<Device> = tree.adapt(&gpu).unwrap();
+    let there: Node<DeviceLocal> = tree.adapt(&gpu).unwrap();
     assert_eq!(there.children[1].children[0].value.to_vec().unwrap(), [4]);
     let back = there.into_adapted(&Host).unwrap();
     assert_eq!(back.children[0].value, array![2]);
@@ -373,7 +373,7 @@ fn the_element_type_follows_the_policy() {
         bounds: [0.0, 2.0],
         name: &name,
     };
-    let there: Weights<'_, Device, f64, 2> = host.adapt(&gpu).unwrap();
+    let there: Weights<'_, DeviceLocal, f64, 2> = host.adapt(&gpu).unwrap();
     assert_eq!(there.values.to_vec().unwrap(), [0.5, 1.5]);
     let single: Weights<'_, Unified, f32, 2> =
         host.adapt(&Destination::new(&gpu).unified().elements::<F32>()).unwrap();
@@ -418,7 +418,7 @@ fn elements_of_your_own_and_functions_of_fields() {
     let particle = Particle { position: [1.0, 2.0, 3.0], mass: 4.0 };
     let mut host =
         Scene::<Host> { particles: array![particle], brightest: particle, table: array![1.5], r#type: 3 };
-    let there: Scene<Device> = host.adapt(&gpu).unwrap();
+    let there: Scene<DeviceLocal> = host.adapt(&gpu).unwrap();
     assert_eq!(there.particles.to_vec().unwrap(), [particle]);
     assert_eq!((there.brightest, there.table, there.r#type), (particle, array![3.0], 3));
     let many: GpuArray<Particle, Ix1> = vec![particle; 3].adapt(&gpu).unwrap();
@@ -442,12 +442,12 @@ struct Optimiser<S: Storage, T: Numeric, O: Numeric> {
 fn numbers_of_the_element_type_follow_the_policy() {
     let gpu = gpu();
     let host = Optimiser::<Host, f64, f64> { momentum: array![1.0, 2.0], step: 0.1, options: vec![0.2] };
-    let there: Optimiser<Device, f64, f64> = host.adapt(&gpu).unwrap();
+    let there: Optimiser<DeviceLocal, f64, f64> = host.adapt(&gpu).unwrap();
     assert_eq!((there.step, &there.options), (0.1, &vec![0.2]));
-    let single: Optimiser<Device, f32, f64> = cu(&host).on(&gpu).unwrap();
+    let single: Optimiser<DeviceLocal, f32, f64> = cu(&host).on(&gpu).unwrap();
     assert_eq!((single.step, &single.options), (0.1_f32, &vec![0.2_f64]));
     let address = there.momentum.address();
-    let same: Optimiser<Device, f64, f64> = there.into_adapted(&gpu).unwrap();
+    let same: Optimiser<DeviceLocal, f64, f64> = there.into_adapted(&gpu).unwrap();
     assert_eq!((same.momentum.address(), same.step), (address, 0.1));
     let single: Optimiser<Host, f32, f64> = same.into_adapted(&Host::elements::<F32>()).unwrap();
     assert_eq!((single.momentum, single.step), (array![1.0_f32, 2.0], 0.1_f32));

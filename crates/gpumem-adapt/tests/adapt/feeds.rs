@@ -194,7 +194,7 @@ fn items_are_converted_once() {
     let (values, shared) = (Array1::<f32>::ones(COLUMNS), Rc::new(Array1::<f32>::ones(3)));
     let sample = || Sample::<Host> { values: values.clone(), shared: shared.clone(), scale: 1.0 };
     let place = Destination::new(gpu).elements::<Negated>();
-    let fed: Vec<Sample<kind::Device>> =
+    let fed: Vec<Sample<kind::DeviceLocal>> =
         feed((0..3).map(|_| sample())).on(&place).unwrap().map(Result::unwrap).collect();
     for sample in fed {
         assert_eq!((sample.values.to_vec().unwrap()[COLUMNS - 1], sample.scale), (-1.0, 2.0));

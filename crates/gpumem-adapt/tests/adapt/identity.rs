@@ -1,7 +1,7 @@
 //! There and back is the identity: random nested values, every kind of memory, copied and moved.
 
 use gpumem_adapt::array::Gpu;
-use gpumem_adapt::array::kind::Device;
+use gpumem_adapt::array::kind::DeviceLocal;
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, Ix3, ShapeBuilder};
 use gpumem_adapt::array::pool::{self, Pool};
 use gpumem_adapt::{Adapt, Destination, Host, HostVec, Storage, cu};
@@ -142,7 +142,7 @@ proptest! {
         let tree = || Draw(seed).tree(size, &mut Vec::new());
         let (expected, sharing) = (tree(), shape(&tree()));
 
-        let there: Tree<Device> = expected.adapt(&gpu)?;
+        let there: Tree<DeviceLocal> = expected.adapt(&gpu)?;
         prop_assert_eq!(shape(&there), sharing.clone());
         prop_assert_eq!(&there.adapt(&Host)?, &expected);
         let unpacked = expected.adapt(&Destination::new(&gpu).packed_below(0))?;

@@ -1,6 +1,6 @@
 //! Element policies: the types that elements have at the target, and the side on which they are converted.
 
-use gpumem_adapt::array::kind::{Device, Unified};
+use gpumem_adapt::array::kind::{DeviceLocal, Unified};
 use gpumem_adapt::array::ndarray::{Array1, Array2, Ix1, Ix2, array};
 use gpumem_adapt::array::pool::{self, Pool};
 use gpumem_adapt::array::{Element, Gpu, GpuArray, PinnedArray, UnifiedArray};
@@ -223,15 +223,15 @@ fn assert_is_model<T: Element + Debug + PartialEq>(found: &Model<Host, T>, of: i
 fn nested_values_change_their_type() {
     let gpu = &gpu();
     let half = |x: f64| f16::from_f32(x as f32);
-    let master: Model<Device, f32> = model(|x| x as f32).adapt(gpu).unwrap();
-    let small: Model<Device, f16> = master.adapt(&Destination::new(gpu).elements::<F16>()).unwrap();
+    let master: Model<DeviceLocal, f32> = model(|x| x as f32).adapt(gpu).unwrap();
+    let small: Model<DeviceLocal, f16> = master.adapt(&Destination::new(gpu).elements::<F16>()).unwrap();
     assert_is_model(&small.adapt(&Host).unwrap(), half);
     let again: Model<Unified, f32> =
         small.into_adapted(&Destination::new(gpu).elements::<F32>().unified()).unwrap();
     assert_is_model(&again.adapt(&Host).unwrap(), |x| x as f32);
     let wide: Model<Host, f64> = master.adapt(&Host::elements::<F64>()).unwrap();
     assert_is_model(&wide, |x| x);
-    let single: Model<Device, f32> = cu(&wide).on(gpu).unwrap();
+    let single: Model<DeviceLocal, f32> = cu(&wide).on(gpu).unwrap();
     assert_is_model(&single.adapt(&Host).unwrap(), |x| x as f32);
     let unified: Model<Unified, f32> = cu(&wide).unified().on(gpu).unwrap();
     assert_eq!(unified.bodies[1].mass, 0.4);

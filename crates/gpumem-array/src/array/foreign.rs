@@ -8,40 +8,36 @@
 use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::Element;
 use crate::error::{ArrayError, Rejected};
-use crate::gpu::recording::Recording;
+use crate::gpu::recording::CaptureRecording;
 use crate::gpu::{Gpu, check_device};
 use crate::kind::Kind;
-use crate::layout::{Layout, Order};
+use crate::layout::{ElementOrder, Layout};
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 use crate::storage::Access;
-use crate::storage::{Storage, Use};
+use crate::storage::{ArrayStorage, Use};
 use core::fmt;
 use gpumem_pool::{Block, CaptureError, DeviceError, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, IntoDimension};
 
 /// A stream on which another library uses arrays: a [`Stream`], or the stream of a [`Gpu`] or a capture.
-pub trait OnStream: sealed::Sealed {
+pub trait OnStream {
     /// The stream.
     fn stream(&self) -> &Stream;
     #[doc(hidden)]
-    fn capture(&self) -> sealed::Capture<'_>;
+    fn capture(&self) -> sealed::RecordingRef<'_>;
 }
 
 pub(crate) mod sealed {
     /// The recording of the capture on the stream.
-    pub struct Capture<'a>(pub(crate) Option<&'a super::Recording>);
-
-    pub trait Sealed {}
-    impl Sealed for super::Stream {}
-    impl Sealed for super::Gpu {}
+    pub struct RecordingRef<'a>(pub(crate) Option<&'a super::CaptureRecording>);
 }
 
 impl OnStream for Stream {
     fn stream(&self) -> &Stream {
         self
     }
-    fn capture(&self) -> sealed::Capture<'_> {
-        sealed::Capture(None)
+    fn capture(&self) -> sealed::RecordingRef<'_> {
+        sealed::RecordingRef(None)
     }
 }
 
@@ -49,8 +45,8 @@ impl OnStream for Gpu {
     fn stream(&self) -> &Stream {
         self.stream()
     }
-    fn capture(&self) -> sealed::Capture<'_> {
-        sealed::Capture(self.recording())
+    fn capture(&self) -> sealed::RecordingRef<'_> {
+        sealed::RecordingRef(self.recording())
     }
 }
 
@@ -258,7 +254,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// - [`ArrayError::WrongDevice`] if the block is on another device than `gpu`.
     /// - [`ArrayError::UnsuitableBlock`] if the block is smaller than the elements, or of another kind than `K`. Blocks of every kind
-    ///   can back arrays of kind [`Device`](crate::kind::Device).
+    ///   can back arrays of kind [`DeviceLocal`](crate::kind::DeviceLocal).
     /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space.
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     /// - [`ArrayError::Pool`] or [`ArrayError::Graph`] in a capture, and after it for its `Gpu`.
@@ -269,7 +265,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         S: IntoDimension<Dim = D>,
     {
         match Self::fit_block(gpu, &block, shape.into_dimension()) {
-            Ok(layout) => Ok(UninitArray::over(gpu, Storage::of_block(block, gpu), layout)),
+            Ok(layout) => Ok(UninitArray::over(gpu, ArrayStorage::of_block(block, gpu), layout)),
             Err(error) => Err(Rejected::new(error, block)),
         }
     }
@@ -278,7 +274,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     fn fit_block(gpu: &Gpu, block: &Block, dim: D) -> Result<Layout<D>, ArrayError> {
         check_runs(gpu, "an array over a block")?;
         check_device(gpu.device(), block.device())?;
-        let layout = Layout::dense(dim, Order::Row, size_of::<T>())?;
+        let layout = Layout::dense(dim, ElementOrder::Row, size_of::<T>())?;
         // `Layout` has checked that the product fits.
         let needed_bytes = (layout.len() * size_of::<T>()) as u64;
         let (kind, size_bytes) = (block.kind(), block.size_bytes());
@@ -287,7 +283,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             let (kind, expected) = (kind.to_string(), K::NAME);
             return Err(ArrayError::UnsuitableBlock { size_bytes, needed_bytes, kind, expected });
         }
-        Storage::order_block(block, gpu)?;
+        ArrayStorage::order_block(block, gpu)?;
         Ok(layout)
     }
 
@@ -346,7 +342,7 @@ pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), Array
 /// [`Use::begin_foreign`].
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 pub(crate) fn lend_to(
-    storage: &Storage,
+    storage: &ArrayStorage,
     stream: &Stream,
     operation: &'static str,
     keeps_awake: bool,

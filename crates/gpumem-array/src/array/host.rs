@@ -169,7 +169,7 @@ fn shape<D: Dimension>(layout: &Layout<D>) -> ndarray::StrideShape<D> {
 }
 
 /// Indices of an array in host-accessible memory, as in `ndarray`: `3` or `[1, 2]`.
-pub trait HostIndex<D: Dimension, K: Kind>: sealed::Sealed<D> {
+pub trait HostIndex<D: Dimension, K: Kind>: sealed::NdarrayIndex<D> {
     #[doc(hidden)]
     fn element<T: Element>(self, array: &GpuArray<T, D, K>) -> &T;
     #[doc(hidden)]
@@ -178,8 +178,8 @@ pub trait HostIndex<D: Dimension, K: Kind>: sealed::Sealed<D> {
 
 mod sealed {
     use ndarray::{Dimension, NdIndex};
-    pub trait Sealed<D> {}
-    impl<D: Dimension, I: NdIndex<D>> Sealed<D> for I {}
+    pub trait NdarrayIndex<D> {}
+    impl<D: Dimension, I: NdIndex<D>> NdarrayIndex<D> for I {}
 }
 
 impl<D: Dimension, K: HostAccess, I: NdIndex<D> + Clone> HostIndex<D, K> for I {

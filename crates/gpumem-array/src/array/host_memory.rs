@@ -8,8 +8,8 @@ use crate::array::{GpuView, GpuViewMut};
 use crate::element::{Element, check_layout, first_invalid};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::layout::{Layout, Order};
-use crate::storage::Storage;
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::ArrayStorage;
 use gpumem_pool::{BorrowedHostMemory, DeviceError};
 use ndarray::{Dim, Ix1};
 
@@ -127,17 +127,17 @@ impl Gpu {
 
     /// # Safety
     ///
-    /// The requirements of [`Storage::of_host_memory`] apply, and the memory has `len` elements.
+    /// The requirements of [`ArrayStorage::of_host_memory`] apply, and the memory has `len` elements.
     unsafe fn over<T: Element>(
         &self,
         memory: &BorrowedHostMemory<'_, T>,
         len: usize,
-    ) -> Result<(Storage, Layout<Ix1>), ArrayError> {
+    ) -> Result<(ArrayStorage, Layout<Ix1>), ArrayError> {
         const { check_layout::<T>() };
-        let layout = Layout::dense(Dim(len), Order::Row, size_of::<T>())?;
+        let layout = Layout::dense(Dim(len), ElementOrder::Row, size_of::<T>())?;
         // SAFETY: the caller's promise.
         let storage =
-            unsafe { Storage::of_host_memory(self.device(), memory.address(), memory.size_bytes()) };
+            unsafe { ArrayStorage::of_host_memory(self.device(), memory.address(), memory.size_bytes()) };
         Ok((storage, layout))
     }
 }

@@ -5,7 +5,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kind::Kind;
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
 /// Implements methods of [`GpuArray`], [`GpuViewMut`] and [`GpuCow`](crate::GpuCow), for a bound on the elements and for any dimension type
@@ -104,7 +104,7 @@ readers! {
     /// ```
     #[must_use]
     pub fn is_standard_layout(&self) -> bool {
-        self.layout().is_dense(Order::Row)
+        self.layout().is_dense(ElementOrder::Row)
     }
 
     /// The number of elements.

@@ -5,9 +5,9 @@ use crate::array::view::describe;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::{Gpu, Place};
-use crate::kind::{Device, Kind};
-use crate::layout::{Layout, Order};
-use crate::storage::{Storage, Use};
+use crate::kind::{DeviceLocal, Kind};
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::{ArrayStorage, Use};
 use core::fmt;
 use ndarray::{Dimension, IntoDimension};
 
@@ -32,7 +32,7 @@ use ndarray::{Dimension, IntoDimension};
 /// }
 /// ```
 #[must_use = "memory that is neither written nor used"]
-pub struct UninitArray<T, D, K = Device>(GpuArray<T, D, K>);
+pub struct UninitArray<T, D, K = DeviceLocal>(GpuArray<T, D, K>);
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Allocates uninitialised memory, which must be written before it becomes an array.
@@ -54,7 +54,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         P: Place<Kind = K> + ?Sized,
         S: IntoDimension<Dim = D>,
     {
-        UninitArray::with_order(place, shape.into_dimension(), Order::Row)
+        UninitArray::with_order(place, shape.into_dimension(), ElementOrder::Row)
     }
 }
 
@@ -62,7 +62,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     pub(crate) fn with_order<P: Place<Kind = K> + ?Sized>(
         place: &P,
         dim: D,
-        order: Order,
+        order: ElementOrder,
     ) -> Result<Self, ArrayError> {
         let layout = Layout::dense(dim, order, size_of::<T>())?;
         Ok(Self(GpuArray::unwritten(place, layout)?))
@@ -104,7 +104,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     }
 
     /// Memory that is large enough for the layout.
-    pub(super) fn over(gpu: &Gpu, storage: Storage, layout: Layout<D>) -> Self {
+    pub(super) fn over(gpu: &Gpu, storage: ArrayStorage, layout: Layout<D>) -> Self {
         Self(GpuArray::over(gpu, storage, layout))
     }
 

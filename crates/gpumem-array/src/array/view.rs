@@ -6,9 +6,9 @@
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kind::{Device, Kind, Pinned, Unified};
-use crate::layout::{ByteSpan, Layout, Order};
-use crate::storage::{Access, Storage, Use};
+use crate::kind::{DeviceLocal, Kind, Pinned, Unified};
+use crate::layout::{ByteSpan, ElementOrder, Layout};
+use crate::storage::{Access, ArrayStorage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
@@ -33,7 +33,7 @@ pub struct GpuView<'a, T, D> {
     gpu: &'a Gpu,
     /// The `Gpu` of the owner, on the device of the memory.
     home: &'a Gpu,
-    storage: &'a Storage,
+    storage: &'a ArrayStorage,
     layout: Layout<D>,
     element: PhantomData<T>,
 }
@@ -85,7 +85,7 @@ pub trait AsViewMut: AsView {
 }
 
 impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
-    pub(crate) fn new(gpu: &'a Gpu, storage: &'a Storage, layout: Layout<D>) -> Self {
+    pub(crate) fn new(gpu: &'a Gpu, storage: &'a ArrayStorage, layout: Layout<D>) -> Self {
         Self { gpu, home: gpu, storage, layout, element: PhantomData }
     }
 
@@ -116,7 +116,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// True if the elements are contiguous in row-major order.
     #[must_use]
     pub fn is_standard_layout(&self) -> bool {
-        self.layout.is_dense(Order::Row)
+        self.layout.is_dense(ElementOrder::Row)
     }
 
     /// The number of elements.
@@ -367,7 +367,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         self.home
     }
 
-    pub(crate) fn storage(&self) -> &'a Storage {
+    pub(crate) fn storage(&self) -> &'a ArrayStorage {
         self.storage
     }
 
@@ -391,7 +391,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// The caller borrows `storage` exclusively for `'a`.
-    pub(crate) fn new(gpu: &'a Gpu, storage: &'a Storage, layout: Layout<D>) -> Self {
+    pub(crate) fn new(gpu: &'a Gpu, storage: &'a ArrayStorage, layout: Layout<D>) -> Self {
         Self { view: GpuView::new(gpu, storage, layout), unique: PhantomData }
     }
 
@@ -505,7 +505,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         self.view.home
     }
 
-    pub(crate) fn storage(&self) -> &'a Storage {
+    pub(crate) fn storage(&self) -> &'a ArrayStorage {
         self.view.storage
     }
 
@@ -604,7 +604,7 @@ pub(crate) fn kind_name(memory: MemoryKind) -> &'static str {
     match memory {
         MemoryKind::Unified => Unified::NAME,
         MemoryKind::Host => Pinned::NAME,
-        _ => Device::NAME,
+        _ => DeviceLocal::NAME,
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::array::{GpuArray, GpuView, UninitArray};
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use ndarray::{Axis, Dimension, RemoveAxis, Slice};
 
 /// Joins views along an existing axis, on the device: one copy per view. The result belongs to the `Gpu` of the first view.
@@ -54,7 +54,7 @@ pub fn concatenate<T: Element, D: RemoveAxis>(
             return Err(refuse(first.shape(), view.shape(), "the lengths of all other axes must be equal"));
         }
     }
-    let mut joined = UninitArray::with_order(first.gpu(), dim, Order::Row)?.into_unwritten();
+    let mut joined = UninitArray::with_order(first.gpu(), dim, ElementOrder::Row)?.into_unwritten();
     let mut start = 0;
     for view in views {
         let end = start + view.shape()[axis.index()].cast_signed();

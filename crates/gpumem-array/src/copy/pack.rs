@@ -13,9 +13,9 @@ use crate::gpu::{Gpu, Place};
 use crate::kernel::Function;
 use crate::kernel::library::{launch, parameter};
 use crate::kernel::table::{Kernel, Only};
-use crate::kind::{Device, Kind};
-use crate::layout::{Layout, Order};
-use crate::storage::{Access, Storage, Touched, Use, queue};
+use crate::kind::{DeviceLocal, Kind};
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::{Access, ArrayStorage, Touched, Use, queue};
 use core::fmt;
 use core::marker::PhantomData;
 use core::time::Duration;
@@ -38,7 +38,7 @@ pub struct Pack<'a> {
 
 /// An array of a [`Pack`], available once the pack is uploaded.
 #[must_use = "the array is freed if this is dropped"]
-pub struct PackedArray<T, D, K = Device> {
+pub struct PackedArray<T, D, K = DeviceLocal> {
     gpu: Gpu,
     layout: Layout<D>,
     slot: PackSlot,
@@ -62,14 +62,14 @@ struct PackSlot {
 
 impl PackSlot {
     /// The memory, in use by `gpu`. `None` before the upload.
-    fn take(&mut self, gpu: &Gpu) -> Option<Storage> {
+    fn take(&mut self, gpu: &Gpu) -> Option<ArrayStorage> {
         let (memory, point) = {
             let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
             (uploaded.memory.get_mut(self.index)?.take()?, uploaded.point?)
         };
         self.is_taken = true;
         Some(match memory {
-            PartMemory::Block(block) => Storage::written(block, gpu.stream(), point),
+            PartMemory::Block(block) => ArrayStorage::written(block, gpu.stream(), point),
             PartMemory::Other(storage) => *storage,
         })
     }
@@ -99,7 +99,7 @@ enum PartMemory {
     /// Device memory that was allocated on the pack's stream. No other stream uses it before the upload, so its uses are not tracked.
     Block(Block),
     /// Memory of another kind, or memory that was allocated on another stream.
-    Other(Box<Storage>),
+    Other(Box<ArrayStorage>),
 }
 
 impl PartMemory {
@@ -228,15 +228,17 @@ impl<'a> Pack<'a> {
     ) -> Result<PackedArray<T, D, K>, ArrayError> {
         let dim = array.raw_dim();
         if let Some(elements) = array.to_slice() {
-            return self
-                .add_part(place, dim, Order::Row, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))));
+            return self.add_part(place, dim, ElementOrder::Row, || {
+                Ok(Cow::Borrowed(bytemuck::cast_slice(elements)))
+            });
         }
         if let Some(elements) = array.clone().reversed_axes().to_slice() {
-            return self
-                .add_part(place, dim, Order::Column, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))));
+            return self.add_part(place, dim, ElementOrder::Column, || {
+                Ok(Cow::Borrowed(bytemuck::cast_slice(elements)))
+            });
         }
         // Device memory is allocated first: a broadcast view can be larger than any memory.
-        self.add_part(place, dim, Order::Row, || owned_bytes(&array))
+        self.add_part(place, dim, ElementOrder::Row, || owned_bytes(&array))
     }
 
     /// Like [`Pack::add`], for an array that the pack keeps until it is uploaded.
@@ -252,9 +254,9 @@ impl<'a> Pack<'a> {
         match array.t().to_slice() {
             Some(elements) if !array.is_standard_layout() => {
                 let bytes = || Ok(Cow::Owned(bytemuck::cast_slice(elements).to_vec()));
-                self.add_part(place, array.raw_dim(), Order::Column, bytes)
+                self.add_part(place, array.raw_dim(), ElementOrder::Column, bytes)
             }
-            _ => self.add_part(place, array.raw_dim(), Order::Row, || owned_bytes(&array.view())),
+            _ => self.add_part(place, array.raw_dim(), ElementOrder::Row, || owned_bytes(&array.view())),
         }
     }
 
@@ -269,14 +271,14 @@ impl<'a> Pack<'a> {
         elements: &'a [T],
     ) -> Result<PackedArray<T, Ix1, K>, ArrayError> {
         let dim = ndarray::Dim(elements.len());
-        self.add_part(place, dim, Order::Row, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))))
+        self.add_part(place, dim, ElementOrder::Row, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))))
     }
 
     fn add_part<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
         &mut self,
         place: &P,
         dim: D,
-        order: Order,
+        order: ElementOrder,
         bytes: impl FnOnce() -> Result<Cow<'a, [u8]>, ArrayError>,
     ) -> Result<PackedArray<T, D, K>, ArrayError> {
         let gpu = place.gpu();
@@ -380,7 +382,7 @@ fn upload_small(
     // The time of arrays that are uploaded separately, which is counted there.
     let mut others = Duration::ZERO;
     let _burst = pageable::burst(staging, parts.iter().map(|part| part.bytes.len()).sum());
-    let mut batches = Batches { parts, buffer_bytes }.peekable();
+    let mut batches = PartGroups { parts, buffer_bytes }.peekable();
     let mut filling: VecDeque<PackFilling<'_, '_, '_>> = VecDeque::new();
     loop {
         while let Some(count) = batches.peek().map(|parts| parts.len()) {
@@ -427,12 +429,12 @@ fn upload_small(
 }
 
 /// The parts that share a buffer, one after the other.
-struct Batches<'s, 'p, 'a> {
+struct PartGroups<'s, 'p, 'a> {
     parts: &'s mut [&'p mut PackPart<'a>],
     buffer_bytes: usize,
 }
 
-impl<'s, 'p, 'a> Iterator for Batches<'s, 'p, 'a> {
+impl<'s, 'p, 'a> Iterator for PartGroups<'s, 'p, 'a> {
     type Item = &'s mut [&'p mut PackPart<'a>];
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -503,7 +505,7 @@ impl PackPart<'_> {
     /// Uploads the array separately.
     fn upload(&mut self, gpu: &Gpu) -> Result<(), ArrayError> {
         if let Some(PartMemory::Block(block)) = self.memory.take_if(|memory| memory.is_block()) {
-            self.memory = Some(PartMemory::Other(Box::new(Storage::new(block, gpu)?)));
+            self.memory = Some(PartMemory::Other(Box::new(ArrayStorage::new(block, gpu)?)));
         }
         let Some(write) = self.write() else { return Ok(()) };
         pageable::upload(gpu, write, self.address, &self.bytes)

@@ -13,8 +13,8 @@ use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
 use crate::element::Element;
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
-use crate::kind::{Device, HostAccess, Kind, Pinned};
-use crate::layout::{Layout, Order, same_shape};
+use crate::kind::{DeviceLocal, HostAccess, Kind, Pinned};
+use crate::layout::{ElementOrder, Layout, same_shape};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 ///
 /// Dropping it does not wait, and drops both. Polling it or waiting for it again returns [`ArrayError::TransferOver`].
 #[must_use = "the array exists once the upload is awaited, or waited for"]
-pub struct Upload<S: UploadSource, K: Kind = Device> {
+pub struct Upload<S: UploadSource, K: Kind = DeviceLocal> {
     parts: Option<(StartedUpload<S, K>, S)>,
     /// `None` if the copy was not queued.
     done: Option<Completion>,
@@ -60,7 +60,7 @@ pub type Uploaded<S, K> = (ArrayOf<S, K>, S);
 
 /// Host memory that [`GpuArray::upload`] takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`, `Arc<Vec<T>>`, an `ndarray` array, a
 /// [`PinnedArray`].
-pub trait UploadSource: sealed::Sealed {
+pub trait UploadSource {
     /// The element type.
     type Elem: Element;
     /// The dimension type of the array.
@@ -70,12 +70,10 @@ pub trait UploadSource: sealed::Sealed {
 }
 
 /// Host memory that [`GpuView::download_into`] takes: `Vec<T>`, or an array of the same shape that the host can access.
-pub trait DownloadTarget<T, D>: sealed::Target<T, D> {}
+pub trait DownloadTarget<T, D>: sealed::DownloadStart<T, D> {}
 
 mod sealed {
     use super::{Finish, GpuView, PinnedArray, Rejected};
-
-    pub trait Sealed {}
 
     /// The elements in memory that a copy can be queued from.
     #[allow(clippy::large_enum_variant, reason = "it exists during one call")]
@@ -87,7 +85,7 @@ mod sealed {
     /// A download into host memory that has begun, or the error with that memory.
     pub(super) type Started<B> = Result<Finish<B, Rejected<Option<B>>>, Rejected<Option<B>>>;
 
-    pub trait Target<T, D>: Sized + Send + Sync + 'static {
+    pub trait DownloadStart<T, D>: Sized + Send + Sync + 'static {
         /// Queues the copy.
         fn start(self, source: &GpuView<'_, T, D>) -> Started<Self>;
     }
@@ -208,7 +206,7 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     pub fn download(&self) -> Download<Vec<T>> {
         let gpu = self.gpu().clone();
         Download::start(self, || {
-            let staged = staged(self, Order::Row)?;
+            let staged = staged(self, ElementOrder::Row)?;
             Ok(Box::new(move |outcome| {
                 check(&gpu, outcome)?;
                 let mut elements = Vec::new();
@@ -225,13 +223,13 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     /// The download resolves with the errors of [`GpuView::download`]: [`ArrayError::InvalidElement`], [`ArrayError::HostFull`],
     /// [`ArrayError::Pool`], [`ArrayError::Graph`].
     pub fn download_array(&self) -> Download<Array<T, D>> {
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         let gpu = self.gpu().clone();
         Download::start(self, || {
             let staged = staged(self, order)?;
             Ok(Box::new(move |outcome| {
                 check(&gpu, outcome)?;
-                let shape = staged.raw_dim().set_f(order == Order::Column);
+                let shape = staged.raw_dim().set_f(order == ElementOrder::Column);
                 let mut elements = Vec::new();
                 replace(&mut elements, staged.as_slice()?)?;
                 Array::from_shape_vec(shape, elements)
@@ -281,7 +279,7 @@ where
         Staged::Copy(copy) => copy.view(),
         Staged::InPlace(view) => view.on(gpu),
     };
-    let order = source.layout().order().unwrap_or(Order::Row);
+    let order = source.layout().order().unwrap_or(ElementOrder::Row);
     // The pinned copy is dropped here; it is freed after the copy to the device.
     UninitArray::with_order(place, source.raw_dim(), order)?.assign(&source)
 }
@@ -290,7 +288,7 @@ where
 fn stage<T: Element, D: Dimension>(
     gpu: &Gpu,
     dim: D,
-    order: Order,
+    order: ElementOrder,
     elements: &[T],
 ) -> Result<PinnedArray<T, D>, ArrayError> {
     let staged = PinnedArray::<T, D>::unwritten(&gpu.pinned(), Layout::dense(dim, order, size_of::<T>())?)?;
@@ -308,7 +306,7 @@ fn stage<T: Element, D: Dimension>(
 /// Queues a copy to new pinned memory.
 fn staged<T: Element, D: Dimension>(
     source: &GpuView<'_, T, D>,
-    order: Order,
+    order: ElementOrder,
 ) -> Result<PinnedArray<T, D>, ArrayError> {
     UninitArray::with_order(&source.gpu().pinned(), source.raw_dim(), order)?.assign(source)
 }
@@ -468,14 +466,12 @@ impl<B, E> Unpin for Download<B, E> {}
 macro_rules! sources {
     ($($(#[$doc:meta])* $source:ty;)*) => {
         $(
-            impl<T: Element> sealed::Sealed for $source {}
-
             impl<T: Element> UploadSource for $source {
                 type Elem = T;
                 type Dim = Ix1;
 
                 fn stage(&self, gpu: &Gpu) -> Result<Staged<'_, T, Ix1>, ArrayError> {
-                    stage(gpu, ndarray::Dim(self.len()), Order::Row, self).map(Staged::Copy)
+                    stage(gpu, ndarray::Dim(self.len()), ElementOrder::Row, self).map(Staged::Copy)
                 }
             }
         )*
@@ -489,8 +485,6 @@ sources! {
     Arc<Vec<T>>;
 }
 
-impl<T: Element, D: Dimension> sealed::Sealed for Array<T, D> {}
-
 impl<T: Element, D: Dimension> UploadSource for Array<T, D> {
     type Elem = T;
     type Dim = D;
@@ -498,15 +492,13 @@ impl<T: Element, D: Dimension> UploadSource for Array<T, D> {
     fn stage(&self, gpu: &Gpu) -> Result<Staged<'_, T, D>, ArrayError> {
         let dim = self.raw_dim();
         let staged = match (self.as_slice(), self.t().as_slice()) {
-            (Some(elements), _) => stage(gpu, dim, Order::Row, elements),
-            (None, Some(elements)) => stage(gpu, dim, Order::Column, elements),
-            (None, None) => stage(gpu, dim, Order::Row, &self.iter().copied().collect::<Vec<T>>()),
+            (Some(elements), _) => stage(gpu, dim, ElementOrder::Row, elements),
+            (None, Some(elements)) => stage(gpu, dim, ElementOrder::Column, elements),
+            (None, None) => stage(gpu, dim, ElementOrder::Row, &self.iter().copied().collect::<Vec<T>>()),
         };
         staged.map(Staged::Copy)
     }
 }
-
-impl<T: Element, D: Dimension> sealed::Sealed for GpuArray<T, D, Pinned> {}
 
 impl<T: Element, D: Dimension> UploadSource for GpuArray<T, D, Pinned> {
     type Elem = T;
@@ -519,9 +511,9 @@ impl<T: Element, D: Dimension> UploadSource for GpuArray<T, D, Pinned> {
 
 impl<T: Element, D: Dimension + 'static> DownloadTarget<T, D> for Vec<T> {}
 
-impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
+impl<T: Element, D: Dimension + 'static> sealed::DownloadStart<T, D> for Vec<T> {
     fn start(mut self, source: &GpuView<'_, T, D>) -> sealed::Started<Self> {
-        let (staged, gpu) = match staged(source, Order::Row) {
+        let (staged, gpu) = match staged(source, ElementOrder::Row) {
             Ok(staged) => (staged, source.gpu().clone()),
             Err(error) => return Err(Rejected::new(error, Some(self))),
         };
@@ -534,7 +526,7 @@ impl<T: Element, D: Dimension + 'static> sealed::Target<T, D> for Vec<T> {
 
 impl<T: Element, D: Dimension + 'static, K: HostAccess> DownloadTarget<T, D> for GpuArray<T, D, K> {}
 
-impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::Target<T, D> for GpuArray<T, D, K> {
+impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::DownloadStart<T, D> for GpuArray<T, D, K> {
     fn start(mut self, source: &GpuView<'_, T, D>) -> sealed::Started<Self> {
         let gpu = source.gpu().clone();
         let queued = same_shape("download", self.layout(), source.layout())

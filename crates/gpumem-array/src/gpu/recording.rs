@@ -1,4 +1,4 @@
-//! [`Recording`]: the arrays and kernels from outside that a capture uses.
+//! [`CaptureRecording`]: the arrays and kernels from outside that a capture uses.
 //!
 //! A capture runs nothing, so it does not affect the order of uses of other arrays. Their uses are recorded here, and each launch of
 //! the graph is ordered by them.
@@ -24,7 +24,7 @@ pub(crate) enum Access {
 }
 
 /// The outside arrays and the kernels that a capture uses.
-pub(crate) struct Recording {
+pub(crate) struct CaptureRecording {
     id: u64,
     state: Mutex<Recorded>,
 }
@@ -70,7 +70,7 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-impl Recording {
+impl CaptureRecording {
     /// Creates the recording of a capture, which is this thread's capture until the guard is dropped.
     pub(crate) fn begin() -> Result<(Self, OnThread), GraphError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn uses_of_overlapping_bytes_become_one() {
-        let (recording, _on_thread) = Recording::begin().unwrap();
+        let (recording, _on_thread) = CaptureRecording::begin().unwrap();
         let uses = [
             noted(1, 0..8, Access::Read),
             noted(1, 16..24, Access::Write),
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn errors_name_the_largest_view_of_an_array() {
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-            let (recording, _on_thread) = Recording::begin().unwrap();
+            let (recording, _on_thread) = CaptureRecording::begin().unwrap();
             for size in order.map(|index| [4, 16, 8][index]) {
                 let view = ViewName { element: "u8", shape: vec![size] };
                 recording.note(RecordedUse { view, ..noted(1, 0..size as u64, Access::Read) }).unwrap();
@@ -215,9 +215,9 @@ mod tests {
 
     #[test]
     fn a_thread_has_one_capture() {
-        let (recording, on_thread) = Recording::begin().unwrap();
+        let (recording, on_thread) = CaptureRecording::begin().unwrap();
         assert!(is_any_open());
-        assert_eq!(Recording::begin().err(), Some(GraphError::NestedCapture));
+        assert_eq!(CaptureRecording::begin().err(), Some(GraphError::NestedCapture));
         assert_eq!(check_thread(0, "fill"), Err(GraphError::OutsideCapture { operation: "fill" }));
         assert_eq!(check_thread(recording.id(), "fill"), Ok(()));
         std::thread::spawn(|| assert_eq!(check_thread(0, "fill"), Ok(()))).join().unwrap();

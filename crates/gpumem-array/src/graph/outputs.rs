@@ -5,7 +5,7 @@ use crate::element::Element;
 use crate::error::{ArrayError, GraphError};
 use crate::kind::Kind;
 use crate::layout::Layout;
-use crate::storage::Storage;
+use crate::storage::ArrayStorage;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -35,7 +35,7 @@ pub trait Outputs {
 #[doc(hidden)]
 pub struct Keeper {
     graph: u64,
-    results: Vec<Storage>,
+    results: Vec<ArrayStorage>,
 }
 
 impl Keeper {
@@ -44,7 +44,7 @@ impl Keeper {
         Self { graph, results: Vec::new() }
     }
 
-    pub(super) fn into_results(self) -> Vec<Storage> {
+    pub(super) fn into_results(self) -> Vec<ArrayStorage> {
         self.results
     }
 }

@@ -1,4 +1,4 @@
-//! [`Plan`]: the movement of elements from one layout to another with the fewest driver calls.
+//! [`LayoutPlan`]: the movement of elements from one layout to another with the fewest driver calls.
 //!
 //! The axes are ordered by their steps in the target, from the slowest to the fastest, and merged where both sides are contiguous.
 //! The remaining axes determine the form. One run of bytes is one copy, and runs at a fixed pitch are one 2D or 3D copy, or one
@@ -10,7 +10,7 @@ use ndarray::Dimension;
 
 /// The movement of all elements of a source to a target of the same shape. Offsets, steps and sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct LayoutPlan {
     /// The offset of the first element in the target, from the base address.
     pub(crate) to: isize,
     /// The offset of that element in the source.
@@ -66,7 +66,7 @@ pub(crate) struct AxisStep {
     pub(crate) from: isize,
 }
 
-impl Plan {
+impl LayoutPlan {
     /// For two layouts of one shape with elements of `size` bytes, at these base addresses. Memory of the host may have any address.
     pub(crate) fn copy<D: Dimension, E: Dimension>(
         to: &Layout<D>,
@@ -257,15 +257,15 @@ const TILE_MIN: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Order;
+    use crate::layout::ElementOrder;
     use ndarray::{Axis, IxDyn, Slice};
 
     fn dense(shape: &[usize]) -> Layout<IxDyn> {
-        Layout::dense(IxDyn(shape), Order::Row, 4).unwrap()
+        Layout::dense(IxDyn(shape), ElementOrder::Row, 4).unwrap()
     }
 
-    fn copy(to: &Layout<IxDyn>, from: &Layout<IxDyn>) -> Plan {
-        Plan::copy(to, from, 4, [0; 2])
+    fn copy(to: &Layout<IxDyn>, from: &Layout<IxDyn>) -> LayoutPlan {
+        LayoutPlan::copy(to, from, 4, [0; 2])
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!((strided.column, strided.outer.len()), (Some(AxisStep { len: 100, to: 32, from: 4 }), 0));
         // Elements of 12 bytes are three units.
         let back = dense(&[9]).slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
-        let Form::Strided(strided) = Plan::copy(&dense(&[9]), &back, 12, [0; 2]).form else { panic!() };
+        let Form::Strided(strided) = LayoutPlan::copy(&dense(&[9]), &back, 12, [0; 2]).form else { panic!() };
         assert_eq!((strided.unit, strided.row.len, strided.outer[0].len), (4, 3, 9));
     }
 
@@ -352,16 +352,16 @@ mod tests {
         for (bases, unit) in
             [([16, 32], 16), ([8, 16], 8), ([16, 4], 4), ([2, 0], 2), ([0, 1], 1), ([3, 5], 1)]
         {
-            let Form::Strided(strided) = Plan::copy(&whole, &back, 4, bases).form else { panic!() };
+            let Form::Strided(strided) = LayoutPlan::copy(&whole, &back, 4, bases).form else { panic!() };
             assert_eq!((strided.unit, strided.row.len), (unit, 400 / unit), "{bases:?}");
             // Tiles, unless an element is several units.
-            let Form::Strided(strided) = Plan::copy(&dense(&[100, 8]), &turned, 4, bases).form else {
+            let Form::Strided(strided) = LayoutPlan::copy(&dense(&[100, 8]), &turned, 4, bases).form else {
                 panic!()
             };
             let expected = if unit < 4 { (unit, false, 2) } else { (4, true, 0) };
             assert_eq!((strided.unit, strided.column.is_some(), strided.outer.len()), expected, "{bases:?}");
             let rows = whole.clone().slice_axis(Axis(1), Slice::from(..32)).unwrap();
-            let strided = Plan::fill(&rows, 4, bases[0]).into_strided().unwrap();
+            let strided = LayoutPlan::fill(&rows, 4, bases[0]).into_strided().unwrap();
             assert_eq!(strided.unit, 1 << bases[0].trailing_zeros().min(4));
         }
     }

@@ -11,7 +11,7 @@ use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::{Layout, Order};
+use crate::layout::{ElementOrder, Layout};
 use crate::ops::blocks;
 use crate::ops::operand::{Operand, OperandSource};
 use crate::storage::Use;
@@ -283,7 +283,7 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
 fn operand<'a, T: Numeric, D: Dimension, E: Dimension>(
     view: &GpuView<'a, T, E>,
     dim: &D,
-    order: Order,
+    order: ElementOrder,
 ) -> Result<GpuCow<'a, T, D>, ArrayError> {
     if view.len() == 1 {
         let mut one = dim.clone();
@@ -314,7 +314,7 @@ fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
         return Ok(());
     }
     let Some(order) = target.layout().order() else {
-        let mut gathered = target.view().to_order(Order::Row)?;
+        let mut gathered = target.view().to_order(ElementOrder::Row)?;
         arrays_in_place(operation, &mut gathered.view_mut(), right)?;
         return copy(target, &gathered.view());
     };
@@ -334,7 +334,7 @@ pub(crate) fn scalar<T: Numeric, D: Dimension>(
     let gpu = array.gpu();
     array.storage().share(gpu, operation.name)?;
     let Some(order) = array.layout().order() else {
-        let mut gathered = array.to_order(Order::Row)?;
+        let mut gathered = array.to_order(ElementOrder::Row)?;
         scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
         return Ok(gathered);
     };
@@ -359,7 +359,7 @@ fn scalar_in_place<T: Numeric, D: Dimension>(
         return Ok(());
     }
     if target.layout().order().is_none() {
-        let mut gathered = target.view().to_order(Order::Row)?;
+        let mut gathered = target.view().to_order(ElementOrder::Row)?;
         scalar_in_place(operation, side, &mut gathered.view_mut(), value)?;
         return copy(target, &gathered.view());
     }
@@ -372,10 +372,10 @@ fn fit<D: Dimension, E: Dimension>(
     operation: Operation,
     left: &Layout<D>,
     right: &Layout<E>,
-) -> Result<(D, Order), ArrayError> {
+) -> Result<(D, ElementOrder), ArrayError> {
     if left.shape() == right.shape() {
         let order = left.common_order(right).or(left.order());
-        return Ok((left.dim.clone(), order.unwrap_or(Order::Row)));
+        return Ok((left.dim.clone(), order.unwrap_or(ElementOrder::Row)));
     }
     let expected =
         "from the last axis on, lengths must be equal or 1, and the right operand has no further axes";
@@ -393,7 +393,7 @@ fn fit<D: Dimension, E: Dimension>(
         }
     }
     let order = if dim == left.dim { left.order() } else { right.order() };
-    Ok((dim, order.unwrap_or(Order::Row)))
+    Ok((dim, order.unwrap_or(ElementOrder::Row)))
 }
 
 fn misfit(operation: Operation, left: &[usize], right: &[usize], expected: &'static str) -> ArrayError {

@@ -9,7 +9,7 @@ use crate::gpu::Place;
 use crate::kernel::table::Kernel;
 use crate::kind::{self, Kind};
 use crate::launch::OwnLaunch;
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use crate::ops::blocks;
 use core::any::TypeId;
 use ndarray::{Array, ArrayBase, Data, Dimension};
@@ -72,7 +72,7 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
             };
         }
         let Some(order) = self.layout().order() else {
-            return self.on(gpu).to_order(Order::Row)?.view().cast_to(place);
+            return self.on(gpu).to_order(ElementOrder::Row)?.view().cast_to(place);
         };
         let view = self.on(gpu);
         let result = UninitArray::with_order(place, self.raw_dim(), order)?.into_unwritten();
@@ -166,7 +166,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         S: Data<Elem = U>,
     {
         let is_wider = size_of::<T>() > size_of::<U>();
-        let has_kernels = TypeId::of::<K>() == TypeId::of::<kind::Device>() && array.len() >= DEVICE_LEN_MIN;
+        let has_kernels =
+            TypeId::of::<K>() == TypeId::of::<kind::DeviceLocal>() && array.len() >= DEVICE_LEN_MIN;
         if is_wider && has_kernels && !array.is_empty() {
             let narrow = GpuArray::<U, D>::from_array(place.gpu(), array);
             match narrow.and_then(|narrow| narrow.view().cast_to(place)) {
@@ -176,8 +177,8 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             }
         }
         let order = match array.t().as_slice() {
-            Some(_) if array.as_slice().is_none() => Order::Column,
-            _ => Order::Row,
+            Some(_) if array.as_slice().is_none() => ElementOrder::Column,
+            _ => ElementOrder::Row,
         };
         let mut target = UninitArray::with_order(place, array.raw_dim(), order)?.into_unwritten();
         match array.as_slice_memory_order().filter(|_| is_contiguous(array)) {

@@ -5,7 +5,7 @@ use crate::element::{Element, Numeric};
 use crate::error::ArrayError;
 use crate::gpu::Place;
 use crate::kind::Kind;
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use ndarray::{Array, Array1, Dimension, IntoDimension, Ix1, Ix2, NdFloat, s};
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
@@ -32,7 +32,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     {
         let dim = shape.into_dimension();
         // The pool's memory is allocated first: it refuses sizes whose allocation on the host would abort the program.
-        let target = UninitArray::with_order(place, dim.clone(), Order::Row)?;
+        let target = UninitArray::with_order(place, dim.clone(), ElementOrder::Row)?;
         target.copy_from_slice(&Array::from_shape_fn(dim, element).into_raw_vec_and_offset().0)
     }
 }
@@ -107,7 +107,7 @@ impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
     where
         T: NdFloat,
     {
-        let target = UninitArray::with_order(place, Ix1(len), Order::Row)?;
+        let target = UninitArray::with_order(place, Ix1(len), ElementOrder::Row)?;
         target.copy_from_slice(&Array1::linspace(start, end, len).into_raw_vec_and_offset().0)
     }
 }

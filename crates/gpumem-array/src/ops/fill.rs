@@ -11,8 +11,8 @@ use crate::kernel::parameters::PatternBytes;
 use crate::kernel::table::{Kernel, Unit};
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::Order;
-use crate::layout::plan::{Form, Plan};
+use crate::layout::ElementOrder;
+use crate::layout::plan::{Form, LayoutPlan};
 use crate::ops::blocks;
 use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension, Ix0};
@@ -143,7 +143,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         self.storage().share(gpu, "fill")?;
-        let plan = Plan::fill(self.layout(), size_of::<T>(), self.storage().address());
+        let plan = LayoutPlan::fill(self.layout(), size_of::<T>(), self.storage().address());
         let to = copy::at(self.storage(), plan.to);
         let size_bytes = match (&plan.form, Repeated::of(&value, to)) {
             (Form::Nothing, _) => return Ok(()),
@@ -152,7 +152,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             }
             (_, repeated) => repeated.map(|_| size_of::<T>()),
         };
-        let one = UninitArray::with_order(gpu, Ix0(), Order::Row)?;
+        let one = UninitArray::with_order(gpu, Ix0(), ElementOrder::Row)?;
         let one = match size_bytes {
             Some(_) => one.fill(value)?,
             None => one.copy_from_slice(&[value])?,
@@ -178,7 +178,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     fn set(&mut self, pattern: FillPattern) -> Result<(), ArrayError> {
         let gpu = self.gpu();
         self.storage().share(gpu, "fill")?;
-        let plan = Plan::fill(self.layout(), size_of::<T>(), self.storage().address());
+        let plan = LayoutPlan::fill(self.layout(), size_of::<T>(), self.storage().address());
         let (driver, to) = (gpu.device().driver(), copy::at(self.storage(), plan.to));
         match &plan.form {
             Form::Nothing => return Ok(()),

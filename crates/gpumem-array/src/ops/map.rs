@@ -4,7 +4,7 @@ use crate::array::{GpuArray, UninitArray};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::kind::{HostAccess, Kind};
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use ndarray::Dimension;
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
@@ -32,7 +32,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         K: HostAccess,
     {
         let mapped: Vec<U> = self.as_slice()?.iter().copied().map(function).collect();
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         UninitArray::with_order(&self.gpu().memory::<K>(), self.raw_dim(), order)?.copy_from_slice(&mapped)
     }
 

@@ -25,23 +25,18 @@ use ndarray::{Dimension, Ix0};
     message = "`{Self}` cannot be an operand of an array of `{T}`",
     label = "expected an array or view of `{T}`, or a `{T}`"
 )]
-pub trait Operand<T: Element>: sealed::Sealed<T> {
+pub trait Operand<T: Element> {
     /// The dimension type: `Ix0` for a number.
     type Dim: Dimension;
     #[doc(hidden)]
     fn source(&self) -> OperandSource<'_, T, Self::Dim>;
 }
 
-/// The elements of an operand.
+/// The elements of an operand. Other crates cannot name it, so they cannot implement [`Operand`].
 #[doc(hidden)]
 pub enum OperandSource<'a, T, D> {
     View(GpuView<'a, T, D>),
     Scalar(T),
-}
-
-mod sealed {
-    pub trait Sealed<T> {}
-    impl<T: super::Element, A: super::AsView<Elem = T>> Sealed<T> for A {}
 }
 
 impl<T: Element, A: AsView<Elem = T>> Operand<T> for A {
@@ -54,7 +49,6 @@ impl<T: Element, A: AsView<Elem = T>> Operand<T> for A {
 macro_rules! scalars {
     ($($number:ty),*) => {
         $(
-            impl sealed::Sealed<$number> for $number {}
             impl Operand<$number> for $number {
                 type Dim = Ix0;
                 fn source(&self) -> OperandSource<'_, $number, Ix0> {

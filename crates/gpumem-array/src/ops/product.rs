@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::{Layout, Order};
+use crate::layout::{ElementOrder, Layout};
 use crate::ops::reduce::reduce;
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
@@ -41,13 +41,13 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         }
         let gpu = self.gpu();
         self.storage().share(gpu, "dot")?;
-        let vector = operand(&vector, gpu, Order::Row, "dot")?;
+        let vector = operand(&vector, gpu, ElementOrder::Row, "dot")?;
         if row_count == 0 || column_count == 0 {
             return GpuArray::zeros(gpu, row_count);
         }
         let vector = vector.view();
         match Path::of(self.layout()) {
-            None => self.to_order(Order::Row)?.view().dot(&vector),
+            None => self.to_order(ElementOrder::Row)?.view().dot(&vector),
             Some(Path::One) => {
                 let row = self.reshape(column_count)?;
                 Ok(reduce(gpu, &[&row, &vector], "dot")?.into_shape(1)?)
@@ -202,7 +202,7 @@ fn vector<T: Numeric>(gpu: &Gpu, len: usize) -> Result<GpuArray<T, Ix1>, ArrayEr
 }
 
 fn dense<T, D: Dimension>(dim: D) -> Result<Layout<D>, ArrayError> {
-    Layout::dense(dim, Order::Row, size_of::<T>())
+    Layout::dense(dim, ElementOrder::Row, size_of::<T>())
 }
 
 fn warp_a_row(gpu: &Gpu, kernel: Kernel, row_count: usize) -> Result<OwnLaunch<'_>, ArrayError> {

@@ -7,7 +7,7 @@ use crate::gpu::Place;
 use crate::kernel::table::{Kernel, Only};
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::Order;
+use crate::layout::ElementOrder;
 use crate::ops::blocks;
 use ndarray::{Dimension, IntoDimension};
 
@@ -69,18 +69,18 @@ impl Rng {
 }
 
 /// The element types of [`GpuArray::random`]: `f32`, `f64`, `i32`, `i64`, `u32`, `u64`.
-pub trait Random: Element + sealed::Sealed {}
+pub trait Random: Element + sealed::UniformKernel {}
 
 /// The element types of [`GpuArray::random_normal`]: `f32`, `f64`.
-pub trait RandomNormal: Random + sealed::Normal {}
+pub trait RandomNormal: Random + sealed::NormalKernel {}
 
 mod sealed {
     use super::Kernel;
 
-    pub trait Sealed {
+    pub trait UniformKernel {
         const KERNEL: Kernel;
     }
-    pub trait Normal {
+    pub trait NormalKernel {
         const KERNEL: Kernel;
     }
 }
@@ -89,12 +89,12 @@ macro_rules! drawn {
     ($($type:ty: $kernel:ident $($normal:ident)?;)*) => {
         $(
             impl Random for $type {}
-            impl sealed::Sealed for $type {
+            impl sealed::UniformKernel for $type {
                 const KERNEL: Kernel = Kernel::$kernel(Only::One);
             }
             $(
                 impl RandomNormal for $type {}
-                impl sealed::Normal for $type {
+                impl sealed::NormalKernel for $type {
                     const KERNEL: Kernel = Kernel::$normal(Only::One);
                 }
             )?
@@ -133,7 +133,8 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
         P: Place<Kind = K> + ?Sized,
         S: IntoDimension<Dim = D>,
     {
-        let mut array = UninitArray::with_order(place, shape.into_dimension(), Order::Row)?.into_unwritten();
+        let mut array =
+            UninitArray::with_order(place, shape.into_dimension(), ElementOrder::Row)?.into_unwritten();
         array.fill_random(rng)?;
         Ok(array)
     }
@@ -157,7 +158,7 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill_random(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
-        self.draw(<T as sealed::Sealed>::KERNEL, rng)
+        self.draw(<T as sealed::UniformKernel>::KERNEL, rng)
     }
 
     fn draw(&mut self, kernel: Kernel, rng: &mut Rng) -> Result<(), ArrayError> {
@@ -199,7 +200,8 @@ impl<T: RandomNormal, D: Dimension, K: Kind> GpuArray<T, D, K> {
         P: Place<Kind = K> + ?Sized,
         S: IntoDimension<Dim = D>,
     {
-        let mut array = UninitArray::with_order(place, shape.into_dimension(), Order::Row)?.into_unwritten();
+        let mut array =
+            UninitArray::with_order(place, shape.into_dimension(), ElementOrder::Row)?.into_unwritten();
         array.fill_random_normal(rng)?;
         Ok(array)
     }
@@ -210,6 +212,6 @@ impl<T: RandomNormal, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill_random_normal(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
-        self.draw(<T as sealed::Normal>::KERNEL, rng)
+        self.draw(<T as sealed::NormalKernel>::KERNEL, rng)
     }
 }

@@ -9,7 +9,7 @@ use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::{Layout, Order, same_shape};
+use crate::layout::{ElementOrder, Layout, same_shape};
 use crate::ops::operand;
 use ndarray::{Dimension, Ix0, Ix1};
 
@@ -34,7 +34,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
         if self.layout().order().is_none() {
-            return self.to_order(Order::Row)?.view().sum();
+            return self.to_order(ElementOrder::Row)?.view().sum();
         }
         let gpu = self.gpu();
         self.storage().share(gpu, "sum")?;
@@ -83,7 +83,7 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         same_shape("dot", self.layout(), other.layout())?;
         let gpu = self.gpu();
         let (left, right) =
-            (operand(self, gpu, Order::Row, "dot")?, operand(&other, gpu, Order::Row, "dot")?);
+            (operand(self, gpu, ElementOrder::Row, "dot")?, operand(&other, gpu, ElementOrder::Row, "dot")?);
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
@@ -121,14 +121,14 @@ pub(crate) fn reduce<T: Numeric, D: Dimension>(
     operation: &'static str,
 ) -> Result<GpuArray<T, Ix0>, ArrayError> {
     let len = factors.first().map_or(0, |factor| factor.len());
-    let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), Order::Row, size_of::<T>())?)?;
+    let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), ElementOrder::Row, size_of::<T>())?)?;
     if len <= ONE_BLOCK_MAX {
         sum_blocks(gpu, &result, factors, 1)?.queue(operation)?;
         return Ok(result);
     }
     let blocks = len.div_ceil(ELEMENTS_A_BLOCK).min(BLOCKS_MAX);
     let partial =
-        GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), Order::Row, size_of::<T>())?)?;
+        GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), ElementOrder::Row, size_of::<T>())?)?;
     let sum_parts = sum_blocks(gpu, &partial, factors, blocks as u32)?;
     sum_parts.queue_before(sum_blocks(gpu, &result, &[&partial.view()], 1)?, operation)?;
     Ok(result)

@@ -9,8 +9,8 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kind::Kind;
-use crate::layout::{Layout, Order};
-use crate::storage::Storage;
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::ArrayStorage;
 use ndarray::{Ix1, s};
 
 impl<T: Element> GpuArray<T, Ix1> {
@@ -49,7 +49,7 @@ impl<T: Element> GpuArray<T, Ix1> {
         // Checks that the product fits.
         let max_bytes = dense::<T>(max_len)?.len() * size_of::<T>();
         let block = gpu.pool().growable(max_bytes as u64, gpu.stream())?;
-        Ok(Self::over(gpu, Storage::of_growable(block), dense::<T>(0)?))
+        Ok(Self::over(gpu, ArrayStorage::of_growable(block), dense::<T>(0)?))
     }
 }
 
@@ -187,7 +187,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
 }
 
 fn dense<T>(len: usize) -> Result<Layout<Ix1>, ArrayError> {
-    Layout::dense(Ix1(len), Order::Row, size_of::<T>())
+    Layout::dense(Ix1(len), ElementOrder::Row, size_of::<T>())
 }
 
 /// The capacity after `capacity`, in elements.

@@ -6,7 +6,7 @@ use crate::error::ArrayError;
 use crate::kernel::table::{Kernel, Unit};
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::{Layout, Order};
+use crate::layout::{ElementOrder, Layout};
 use crate::ops::blocks;
 use ndarray::{Axis, Dimension, RemoveAxis};
 
@@ -43,11 +43,11 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
         self.storage().share(gpu, "select")?;
         let mut dim = self.raw_dim();
         dim[axis.index()] = indices.len();
-        let result = GpuArray::unwritten(gpu, Layout::dense(dim, Order::Row, size_of::<T>())?)?;
+        let result = GpuArray::unwritten(gpu, Layout::dense(dim, ElementOrder::Row, size_of::<T>())?)?;
         if result.is_empty() {
             return Ok(result);
         }
-        let source = self.dense(Order::Row)?;
+        let source = self.dense(ElementOrder::Row)?;
         let source = source.view();
         let indices: Vec<u64> = indices.iter().map(|index| *index as u64).collect();
         let indices = GpuArray::from_slice(gpu, &indices)?;

@@ -6,7 +6,7 @@ use crate::error::ArrayError;
 use crate::kernel::table::Kernel;
 use crate::kind::Kind;
 use crate::launch::OwnLaunch;
-use crate::layout::{Layout, Order};
+use crate::layout::{ElementOrder, Layout};
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
@@ -67,15 +67,16 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
             });
         }
         let gpu = self.gpu();
-        let order = self.layout().order().unwrap_or(Order::Row);
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
         let matrix = operand(self, gpu, order, "triangle_dot")?;
-        let vector = operand(&vector, gpu, Order::Row, "triangle_dot")?;
-        let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(row_count), Order::Row, size_of::<T>())?)?;
+        let vector = operand(&vector, gpu, ElementOrder::Row, "triangle_dot")?;
+        let result =
+            GpuArray::unwritten(gpu, Layout::dense(Ix1(row_count), ElementOrder::Row, size_of::<T>())?)?;
         if row_count == 0 {
             return Ok(result);
         }
         let (matrix, vector) = (matrix.view(), vector.view());
-        let is_row_major = matrix.layout().is_dense(Order::Row);
+        let is_row_major = matrix.layout().is_dense(ElementOrder::Row);
         let n = row_count as u64;
         let part = |form: u64, is_transposed: bool| -> Result<OwnLaunch<'_>, ArrayError> {
             let launch = if is_row_major != is_transposed {

@@ -120,7 +120,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Layout, Order};
+    use crate::layout::{ElementOrder, Layout};
     use ndarray::{Axis, Dimension, Ix3, Slice};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn view(shape: [usize; 3], slices: &Slices) -> Option<Layout<Ix3>> {
-        let whole = Layout::dense(Ix3(shape[0], shape[1], shape[2]), Order::Row, 1).unwrap();
+        let whole = Layout::dense(Ix3(shape[0], shape[1], shape[2]), ElementOrder::Row, 1).unwrap();
         slices.iter().enumerate().try_fold(whole, |view, (axis, (start, len, step))| {
             let end = (start + len).min(shape[axis] as isize);
             view.slice_axis(Axis(axis), Slice { start: *start, end: Some(end), step: *step }).ok()

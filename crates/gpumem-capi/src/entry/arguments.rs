@@ -1,6 +1,6 @@
 //! Reads arguments and writes results through the pointers of a call.
 
-use crate::error::{Failure, Outcome};
+use crate::error::{CallResult, Failure};
 use core::ffi::{CStr, c_char};
 
 /// A structure that begins with its size as the caller knows it, and that grows at the end from version to version.
@@ -33,7 +33,7 @@ const fn check_sizes<T: Versioned>() {
 /// # Safety
 ///
 /// `place` is null or points to a `usize`.
-pub(super) unsafe fn stated_size<T: Versioned>(place: *const T, name: &str) -> Outcome<usize> {
+pub(super) unsafe fn stated_size<T: Versioned>(place: *const T, name: &str) -> CallResult<usize> {
     const { check_sizes::<T>() };
     check(place, name)?;
     // SAFETY: it is not null, so the caller promises a size at the start.
@@ -46,7 +46,7 @@ pub(super) unsafe fn stated_size<T: Versioned>(place: *const T, name: &str) -> O
 /// # Safety
 ///
 /// `from` is null, or points to a `usize` and, if a version of `T` has that size, to as many bytes.
-pub(super) unsafe fn read<T: Versioned>(from: *const T, name: &str) -> Outcome<T> {
+pub(super) unsafe fn read<T: Versioned>(from: *const T, name: &str) -> CallResult<T> {
     // SAFETY: the caller promises the size.
     let size = unsafe { stated_size(from, name) }?;
     let mut value = core::mem::MaybeUninit::<T>::zeroed();
@@ -61,7 +61,7 @@ pub(super) unsafe fn read<T: Versioned>(from: *const T, name: &str) -> Outcome<T
 /// # Safety
 ///
 /// `to` is null, or points to a `usize` and, if a version of `T` has that size, to as many bytes.
-pub(super) unsafe fn write<T: Versioned>(to: *mut T, value: T, name: &str) -> Outcome {
+pub(super) unsafe fn write<T: Versioned>(to: *mut T, value: T, name: &str) -> CallResult {
     // SAFETY: the caller promises the size.
     let size = unsafe { stated_size(to, name) }?;
     // SAFETY: the caller promises `size` bytes, and `value` has no fewer; the two do not overlap.
@@ -84,7 +84,7 @@ fn wrong_size(name: &str, size: usize, known: usize) -> Failure {
 /// # Safety
 ///
 /// `text` is null, or ends with a zero byte and is not changed while the result lives.
-pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<Option<&'a str>> {
+pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> CallResult<Option<&'a str>> {
     if text.is_null() {
         return Ok(None);
     }
@@ -99,7 +99,7 @@ pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<Option
 /// # Safety
 ///
 /// As for [`text`].
-pub(super) unsafe fn needed_text<'a>(place: *const c_char, name: &str) -> Outcome<&'a str> {
+pub(super) unsafe fn needed_text<'a>(place: *const c_char, name: &str) -> CallResult<&'a str> {
     // SAFETY: the caller promises a text.
     unsafe { text(place, name) }?
         .ok_or_else(|| Failure::argument(format!("{name} is null; pass a text that ends with a zero byte")))
@@ -115,7 +115,7 @@ pub(super) unsafe fn put_text(
     to: *mut c_char,
     capacity_bytes: usize,
     length_bytes: *mut usize,
-) -> Outcome {
+) -> CallResult {
     if !length_bytes.is_null() {
         // SAFETY: it is not null, so the caller promises a place.
         unsafe { length_bytes.write_unaligned(text.len()) };
@@ -140,7 +140,7 @@ pub(super) unsafe fn put_text(
 ///
 /// `to` is null or points to a place for a `T`.
 #[inline]
-pub(super) unsafe fn put<T>(to: *mut T, value: T, name: &str) -> Outcome {
+pub(super) unsafe fn put<T>(to: *mut T, value: T, name: &str) -> CallResult {
     check(to, name)?;
     // SAFETY: it is not null, so the caller promises a place.
     unsafe { to.write_unaligned(value) };
@@ -160,7 +160,7 @@ pub(super) unsafe fn put_if_asked<T>(to: *mut T, value: T) {
 }
 
 #[inline]
-pub(super) fn check<T>(pointer: *const T, name: &str) -> Outcome {
+pub(super) fn check<T>(pointer: *const T, name: &str) -> CallResult {
     if pointer.is_null() { Err(null(name)) } else { Ok(()) }
 }
 

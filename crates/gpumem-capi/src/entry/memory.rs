@@ -4,7 +4,7 @@ use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
 use crate::blocks;
-use crate::error::{Failure, Outcome, caught, ending, gpumem_result, guarded};
+use crate::error::{CallResult, Failure, caught, ending, gpumem_result, guarded};
 use ::gpumem_pool::{MemoryRange, Stream};
 use core::ffi::c_void;
 
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn gpumem_free_borrowed(address: *mut c_void, raw: *mut c_
     })
 }
 
-fn free_on(address: *mut c_void, stream: &Stream) -> Outcome {
+fn free_on(address: *mut c_void, stream: &Stream) -> CallResult {
     if address.is_null() {
         return Ok(stream.check_usable()?);
     }
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn gpumem_ordinal(address: *mut c_void, ordinal: *mut u32)
     })
 }
 
-fn check_device(block: &::gpumem_pool::Block, stream: &Stream) -> Outcome {
+fn check_device(block: &::gpumem_pool::Block, stream: &Stream) -> CallResult {
     match block.device() == stream.device() {
         true => Ok(()),
         false => Err(Failure {

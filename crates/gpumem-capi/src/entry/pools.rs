@@ -4,7 +4,7 @@
 
 use super::arguments::{self, Versioned, check, put, put_if_asked};
 use super::interface_of;
-use crate::error::{Failure, Outcome, ending, gpumem_result, guarded, terminated};
+use crate::error::{CallResult, Failure, ending, gpumem_result, guarded, terminated};
 use crate::handles::HandleTable;
 use ::gpumem_pool::sys::Driver;
 use ::gpumem_pool::sys::text::Shown;
@@ -89,11 +89,14 @@ static POOLS: HandleTable<PoolEntry> = HandleTable::new(1, "pool");
 
 /// Calls `work` with the pool of a handle.
 #[inline]
-pub(super) fn with<R>(pool: *mut gpumem_pool, work: impl FnOnce(&PoolEntry) -> Outcome<R>) -> Outcome<R> {
+pub(super) fn with<R>(
+    pool: *mut gpumem_pool,
+    work: impl FnOnce(&PoolEntry) -> CallResult<R>,
+) -> CallResult<R> {
     POOLS.with(pool.addr() as u64, work)
 }
 
-fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> Outcome<*mut gpumem_pool> {
+fn add(pool: Pool, traces: Vec<Arc<Trace>>) -> CallResult<*mut gpumem_pool> {
     let handle = POOLS.add(PoolEntry {
         current: Mutex::default(),
         pool,
@@ -131,7 +134,7 @@ pub unsafe extern "C" fn gpumem_pool_create(
 /// # Safety
 ///
 /// The texts end with a zero byte, and the callback may be called on any thread.
-unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>)> {
+unsafe fn build(options: &gpumem_pool_options) -> CallResult<(Pool, Vec<Arc<Trace>>)> {
     // SAFETY: the caller promises a text.
     let conf = unsafe { arguments::text(options.conf, "conf") }?;
     // SAFETY: the caller promises a text.
@@ -190,7 +193,7 @@ unsafe fn build(options: &gpumem_pool_options) -> Outcome<(Pool, Vec<Arc<Trace>>
 }
 
 /// The interface whose names the pool's reports use.
-fn interface(options: &gpumem_pool_options) -> Outcome<Interface> {
+fn interface(options: &gpumem_pool_options) -> CallResult<Interface> {
     if options.reserved != 0 {
         let text = format!("reserved is {}; set all bytes of the options to 0 first", options.reserved);
         return Err(Failure::argument(text));
@@ -205,7 +208,7 @@ fn interface(options: &gpumem_pool_options) -> Outcome<Interface> {
 /// # Safety
 ///
 /// `text` is null, or ends with a zero byte.
-unsafe fn limit(limit_bytes: u64, text: *const c_char, name: &str) -> Outcome<Option<Limit>> {
+unsafe fn limit(limit_bytes: u64, text: *const c_char, name: &str) -> CallResult<Option<Limit>> {
     // SAFETY: the caller promises a text.
     match (unsafe { arguments::text(text, name) }?, limit_bytes) {
         (None, 0) => Ok(None),
@@ -412,7 +415,7 @@ pub unsafe extern "C" fn gpumem_pool_set_soft_limit_text(
 /// # Safety
 ///
 /// `text` is null, or ends with a zero byte.
-unsafe fn limit_text(text: *const c_char) -> Outcome<Limit> {
+unsafe fn limit_text(text: *const c_char) -> CallResult<Limit> {
     // SAFETY: the caller promises a text.
     Ok(unsafe { arguments::needed_text(text, "limit") }?.parse().map_err(PoolError::from)?)
 }

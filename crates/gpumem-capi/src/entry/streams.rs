@@ -4,7 +4,7 @@
 
 use super::arguments::{check, put};
 use super::pools::{self, gpumem_pool};
-use crate::error::{Outcome, ending, gpumem_result, guarded};
+use crate::error::{CallResult, ending, gpumem_result, guarded};
 use crate::handles::HandleTable;
 use ::gpumem_pool::Stream;
 use core::cell::RefCell;
@@ -40,12 +40,12 @@ static STREAMS: HandleTable<StreamEntry> = HandleTable::new(2, "stream");
 #[inline]
 pub(super) fn with<R>(
     stream: *mut gpumem_stream,
-    work: impl FnOnce(&StreamEntry) -> Outcome<R>,
-) -> Outcome<R> {
+    work: impl FnOnce(&StreamEntry) -> CallResult<R>,
+) -> CallResult<R> {
     STREAMS.with(stream.addr() as u64, work)
 }
 
-fn add(stream: Stream, key: Option<StreamKey>) -> Outcome<*mut gpumem_stream> {
+fn add(stream: Stream, key: Option<StreamKey>) -> CallResult<*mut gpumem_stream> {
     let handle = STREAMS.add(StreamEntry { stream, key })?;
     Ok(core::ptr::without_provenance_mut(handle as usize))
 }
@@ -156,7 +156,10 @@ fn usable(handle: usize) -> Option<*mut gpumem_stream> {
 }
 
 /// The handle of the calling thread's default stream. It is destroyed when the thread ends.
-fn own_default_stream(context: usize, wrap: impl FnOnce() -> Outcome<Stream>) -> Outcome<*mut gpumem_stream> {
+fn own_default_stream(
+    context: usize,
+    wrap: impl FnOnce() -> CallResult<Stream>,
+) -> CallResult<*mut gpumem_stream> {
     let known =
         OWN.try_with(|own| own.0.borrow().iter().find(|known| known.0 == context).map(|known| known.1));
     if let Some(handle) = known.ok().flatten().and_then(usable) {

@@ -46,8 +46,8 @@ use crate::element::Element;
 use crate::error::{ArrayError, GraphError, Rejected};
 use crate::gpu::Gpu;
 use crate::kind::{self, Kind};
-use crate::layout::{Layout, Order};
-use crate::storage::{Access, Storage, Use};
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::{Access, ArrayStorage, Use};
 pub use ::cudarc;
 use ::cudarc::driver::result::{self, ctx};
 use ::cudarc::driver::sys::{
@@ -283,14 +283,12 @@ impl SharedStream {
     }
 }
 
-impl sealed::Sealed for SharedStream {}
-
 impl OnStream for SharedStream {
     fn stream(&self) -> &Stream {
         &self.ours
     }
-    fn capture(&self) -> sealed::Capture<'_> {
-        sealed::Capture(None)
+    fn capture(&self) -> sealed::RecordingRef<'_> {
+        sealed::RecordingRef(None)
     }
 }
 
@@ -479,7 +477,7 @@ impl<T: Element> GpuArray<T, Ix1> {
         let (address, size_bytes) = (address_of(&slice), slice.num_bytes() as u64);
         let place = (address, size_bytes, MemoryKind::Device);
         // SAFETY: the slice is the memory's only owner, and the stream of `gpu` waits for all that cudarc knows of its uses.
-        let storage = unsafe { Storage::of_foreign(gpu, home.stream(), place, Box::new(slice)) };
+        let storage = unsafe { ArrayStorage::of_foreign(gpu, home.stream(), place, Box::new(slice)) };
         Ok(Self::over(gpu, storage, layout))
     }
 }
@@ -489,7 +487,7 @@ fn take<T: Element>(gpu: &Gpu, slice: &mut CudaSlice<T>) -> Result<(SharedStream
     check_runs(gpu, "an array over a slice of cudarc")?;
     let home = SharedStream::new(gpu.device(), slice.stream())?;
     home.check_runs()?;
-    let layout = Layout::dense(Ix1(slice.len()), Order::Row, size_of::<T>())?;
+    let layout = Layout::dense(Ix1(slice.len()), ElementOrder::Row, size_of::<T>())?;
     wait_for_uses(&home, slice)?;
     // All work on the stream: cudarc has queued it without recording it here.
     if !gpu.stream().wait_for_point_outside_captures(home.ours.latest_point())? {
@@ -652,7 +650,7 @@ fn upgrade<T>(stream: &SharedStream, address: u64, len: usize) -> Result<CudaSli
 /// If cudarc tracks events and no stream of [`CudaContext::new_stream`] is alive in its context, cudarc records no uses, and the end of the
 /// loan waits on the host.
 #[must_use = "the loan ends when it is dropped, and the array with it"]
-pub struct LentSlice<T: Element, D: Dimension, K: Kind = kind::Device> {
+pub struct LentSlice<T: Element, D: Dimension, K: Kind = kind::DeviceLocal> {
     /// Leaked at the end of the loan; only its events are dropped.
     slice: ManuallyDrop<CudaSlice<T>>,
     stream: SharedStream,

@@ -17,8 +17,8 @@ use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::Gpu;
 use crate::kind::Kind;
-use crate::layout::{Layout, Order};
-use crate::storage::Storage;
+use crate::layout::{ElementOrder, Layout};
+use crate::storage::ArrayStorage;
 use core::fmt;
 use core::marker::PhantomData;
 pub use dlpark;
@@ -96,7 +96,7 @@ elements! { num_complex::Complex<f32>: COMPLEX; num_complex::Complex<f64>: COMPL
 /// If a wait fails, for example because the context is lost, the memory is not returned.
 pub struct DlpackArray<T, D> {
     gpu: Gpu,
-    storage: Storage,
+    storage: ArrayStorage,
     layout: Layout<D>,
     is_read_only: bool,
     element: PhantomData<T>,
@@ -223,7 +223,7 @@ impl<T: DlpackElement, D: Dimension> DlpackArray<T, D> {
             Ok((place, layout)) => {
                 let is_read_only = tensor.flags().contains(DlpackFlags::READ_ONLY);
                 // SAFETY: the caller's promise about the memory that the tensor describes.
-                let storage = unsafe { Storage::of_foreign(gpu, gpu.stream(), place, Box::new(tensor)) };
+                let storage = unsafe { ArrayStorage::of_foreign(gpu, gpu.stream(), place, Box::new(tensor)) };
                 Ok(Self { gpu: gpu.clone(), storage, layout, is_read_only, element: PhantomData })
             }
             Err(error) => Err(Rejected::new(error, tensor)),
@@ -255,7 +255,7 @@ fn place<T: DlpackElement, D: Dimension>(
         *len = usize::try_from(*found).map_err(|_| refused("shape", &format!("the length {found}")))?;
     }
     // Also checks the number of elements.
-    let dense = Layout::dense(dim.clone(), Order::Row, size_of::<T>())?;
+    let dense = Layout::dense(dim.clone(), ElementOrder::Row, size_of::<T>())?;
     if dense.len() == 0 {
         return Ok(((0, 0, kind), dense));
     }
