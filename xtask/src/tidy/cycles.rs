@@ -26,14 +26,14 @@ pub(super) fn check(packages: &[Package<'_>]) -> Vec<Finding> {
 }
 
 /// The modules of a crate that are files, and what each re-exports.
-pub(super) struct Tree<'a> {
+struct Tree<'a> {
     files: BTreeMap<&'a [String], usize>,
     /// By file: names and their paths from the root of the crate.
     exports: Vec<BTreeMap<&'a str, Vec<String>>>,
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn new(modules: &'a [Module<'_>]) -> Self {
+    fn new(modules: &'a [Module<'_>]) -> Self {
         let files = modules.iter().enumerate().map(|(index, module)| (&module.place[..], index)).collect();
         let mut tree = Self { files, exports: Vec::new() };
         for module in modules {
@@ -56,7 +56,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The file that defines the item of a path from the root of the crate, and the path's segments behind that file.
-    pub(super) fn home(&self, path: &[String]) -> Option<(usize, Vec<String>)> {
+    fn home(&self, path: &[String]) -> Option<(usize, Vec<String>)> {
         let mut path = path.to_vec();
         for _ in 0..RE_EXPORTS_MAX {
             let depth = (0..=path.len()).rev().find(|depth| self.files.contains_key(&path[..*depth]))?;
@@ -71,7 +71,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The imports of a file: the line, and the path from the root of the crate.
-    pub(super) fn imports(&self, module: &Module<'_>) -> Vec<(usize, Vec<String>)> {
+    fn imports(&self, module: &Module<'_>) -> Vec<(usize, Vec<String>)> {
         let inline = module.scan.inline.iter().map(|import| (import.line, import.path.clone()));
         let is_own =
             |used: &&super::imports::Use| !used.is_exported || module.scan.words.contains(&used.name);

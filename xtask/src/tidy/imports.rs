@@ -121,7 +121,6 @@ pub(super) struct Scan {
 pub(super) struct Type {
     pub(super) line: usize,
     pub(super) name: String,
-    pub(super) is_exported: bool,
 }
 
 impl Scan {
@@ -142,7 +141,7 @@ impl Scan {
                 TokenTree::Ident(ident) => {
                     let word = ident.to_string();
                     let taken = self.word(&word, rest);
-                    self.is_exported = word == "pub" || word == "unsafe" && self.is_exported;
+                    self.is_exported = word == "pub";
                     taken
                 }
                 _ => 1,
@@ -214,8 +213,7 @@ impl Scan {
             ("struct" | "enum" | "union" | "trait" | "type", [_, TokenTree::Ident(name), ..])
                 if self.depth == 0 =>
             {
-                let (line, is_exported) = (name.span().start().line, self.is_exported);
-                self.types.push(Type { line, name: name.to_string(), is_exported });
+                self.types.push(Type { line: name.span().start().line, name: name.to_string() });
                 2
             }
             _ => {
