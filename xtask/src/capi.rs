@@ -4,7 +4,7 @@
 
 pub(crate) mod python;
 
-use crate::workspace::programs;
+use crate::workspace::programs::{self, Profile};
 use crate::{drop_in, workspace};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
@@ -18,7 +18,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let folder = lay_out(&args.dir)?;
+    let folder = lay_out(&args.dir, Profile::Release)?;
     println!(
         "libgpumem.so, libgpumem.a, gpumem.h, gpumem.hpp and gpumem.pc are in {}. To use them:\n",
         folder.display()
@@ -29,10 +29,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// Builds the libraries and copies them and their headers into a folder. Returns its absolute path.
-fn lay_out(folder: &Path) -> Result<PathBuf> {
+fn lay_out(folder: &Path, profile: Profile) -> Result<PathBuf> {
     ensure!(cfg!(target_os = "linux"), "the C library is laid out for Linux");
     let folder = std::path::absolute(folder)?;
-    let libraries = programs::library("gpumem-capi")?;
+    let libraries = programs::library("gpumem-capi", profile)?;
     let (lib, include) = (folder.join("lib"), folder.join("include"));
     fs::create_dir_all(lib.join("pkgconfig"))?;
     fs::create_dir_all(&include)?;
@@ -70,11 +70,11 @@ const PROGRAMS: [(&str, &str, &str); 8] = [
 const SANITIZERS: [&[&str]; 2] =
     [&["-O2"], &["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]];
 
-pub(crate) fn check() -> Result<()> {
+pub(crate) fn check(profile: Profile) -> Result<()> {
     check_calls()?;
     let made = workspace::root().join("target/capi");
-    let prefix = lay_out(&made.join("prefix"))?;
-    let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
+    let prefix = lay_out(&made.join("prefix"), profile)?;
+    let drop_in = drop_in::lay_out(&made.join("drop-in"), profile)?;
     for (source, compiler, standard) in PROGRAMS {
         for (index, flags) in SANITIZERS.iter().enumerate() {
             if index > 0 && !has_sanitizer(compiler, flags, &made)? {

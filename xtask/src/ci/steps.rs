@@ -4,7 +4,8 @@ use super::command::{IS_FULL, cargo, cargo_of, program_of, rustup, toolchain};
 use super::{Outcome, Step, full, gate, packages};
 use crate::generate;
 use crate::tidy::LAYERS;
-use crate::workspace::{programs, published};
+use crate::workspace::programs::{self, Profile};
+use crate::workspace::published;
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::MetadataCommand;
 use std::sync::atomic::Ordering;
@@ -272,7 +273,8 @@ fn benches() -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
-    let drop_in = crate::drop_in::lay_out(&crate::workspace::root().join("target/interop/drop-in"))?;
+    let drop_in =
+        crate::drop_in::lay_out(&crate::workspace::root().join("target/interop/drop-in"), Profile::Release)?;
     crate::measure::check_benches(&drop_in)?;
     Ok(Outcome::Passed)
 }
@@ -291,15 +293,24 @@ fn of_others(names: &[&str]) -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
-    crate::interop::check(&names.iter().map(|name| name.to_string()).collect::<Vec<_>>(), 8)?;
+    crate::interop::check(
+        &names.iter().map(|name| name.to_string()).collect::<Vec<_>>(),
+        8,
+        library_profile(),
+    )?;
     Ok(Outcome::Passed)
+}
+
+/// Users' libraries are optimised. The gate takes those of the step `test`, which are built already.
+fn library_profile() -> Profile {
+    if IS_FULL.load(Ordering::Relaxed) { Profile::Release } else { Profile::Tests }
 }
 
 fn capi() -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
-    crate::capi::check()?;
+    crate::capi::check(library_profile())?;
     Ok(Outcome::Passed)
 }
 
@@ -307,7 +318,7 @@ fn python() -> Result<Outcome> {
     if !cfg!(target_os = "linux") {
         return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
     }
-    unless_unreachable(crate::capi::python::check())
+    unless_unreachable(crate::capi::python::check(library_profile()))
 }
 
 fn oldest() -> Result<Outcome> {

@@ -11,6 +11,7 @@ mod process;
 mod suite;
 mod toolkit;
 
+use crate::workspace::programs::Profile;
 use crate::{drop_in, table};
 use anyhow::{Result, bail};
 use process::{Session, build};
@@ -69,12 +70,12 @@ fn names() -> clap::builder::PossibleValuesParser {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    check(&args.names, args.seeds)
+    check(&args.names, args.seeds, Profile::Release)
 }
 
 /// Builds and runs the named programs, or all but [`CANDLE`].
-pub(crate) fn check(names: &[String], seeds: u64) -> Result<()> {
-    let layout = Layout::new()?;
+pub(crate) fn check(names: &[String], seeds: u64, profile: Profile) -> Result<()> {
+    let layout = Layout::new(profile)?;
     let chosen = PROGRAMS.iter().filter(|program| match names {
         [] => program.name != CANDLE,
         names => names.iter().any(|name| name == program.name),
@@ -114,9 +115,9 @@ struct Layout {
 }
 
 impl Layout {
-    fn new() -> Result<Self> {
+    fn new(profile: Profile) -> Result<Self> {
         let made = crate::workspace::root().join("target/interop");
-        let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
+        let drop_in = drop_in::lay_out(&made.join("drop-in"), profile)?;
         // Programs that link against the driver look here for a toolkit.
         let stubs = made.join("toolkit/lib64/stubs");
         std::fs::create_dir_all(&stubs)?;

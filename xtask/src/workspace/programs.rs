@@ -54,11 +54,25 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
 /// The command that builds what the step `test` runs. A package alone may have other features of its dependencies.
 pub(crate) const TESTS: [&str; 3] = ["test", "--no-run", "--workspace"];
 
-/// Builds a package's library, optimised, and returns its files: the shared one, the static one and Rust's.
-pub(crate) fn library(package: &str) -> Result<Vec<PathBuf>> {
+/// How a library is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// Optimised, for users.
+    Release,
+    /// As the dependencies of [`TESTS`], so that little is compiled.
+    Tests,
+}
+
+/// Builds a package's library and returns its files: the shared one, the static one and Rust's.
+pub(crate) fn library(package: &str, profile: Profile) -> Result<Vec<PathBuf>> {
     let (name, mut files) = (package.replace('-', "_"), Vec::new());
-    artifacts(&["build", "--release", "--package", package], |artifact| {
-        if artifact.target.name == name {
+    let args: &[&str] = match profile {
+        Profile::Release => &["build", "--release", "--package", package],
+        // Without tests, dependencies may have other features.
+        Profile::Tests => &["build", "--workspace", "--lib", "--tests"],
+    };
+    artifacts(args, |artifact| {
+        if artifact.target.name == name && !artifact.profile.test {
             files.extend(artifact.filenames.into_iter().map(PathBuf::from));
         }
     })?;
