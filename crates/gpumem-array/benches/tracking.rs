@@ -15,7 +15,7 @@ use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
 use gpumem_sim::{Kernel, Sim, SimConfig};
 use std::error::Error;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
@@ -36,6 +36,15 @@ static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 unsafe extern "C" fn get_current(context: *mut CUcontext) -> CUresult {
     // SAFETY: the caller passes the address of a context pointer.
     unsafe { context.write(CONTEXT.load(Ordering::Relaxed).cast()) };
+    CUresult::CUDA_SUCCESS
+}
+
+/// The number of the context, by which calls notice a reset of the device.
+static CONTEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+unsafe extern "C" fn get_id(_: CUcontext, id: *mut u64) -> CUresult {
+    // SAFETY: the caller passes the address of a number.
+    unsafe { id.write(CONTEXT_ID.load(Ordering::Relaxed)) };
     CUresult::CUDA_SUCCESS
 }
 
@@ -76,10 +85,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             table.cuLaunchKernel = Some(launch);
             table.cuMemcpyHtoDAsync_v2 = Some(upload);
             table.cuCtxGetCurrent = Some(get_current);
+            table.cuCtxGetId = Some(get_id);
         })
     };
     let real = Device::new(&sim, 0)?;
     let _bound = real.bind()?;
+    let mut id = 0;
+    // SAFETY: the context is alive, and `id` outlives the call.
+    unsafe { sim.cuCtxGetId(real.context(), &mut id)? };
+    CONTEXT_ID.store(id, Ordering::Relaxed);
     let device = Device::new(&driver, 0)?;
     CONTEXT.store(device.context().cast(), Ordering::Relaxed);
     let gpu = Gpu::new(&Pool::new(&device)?)?;
