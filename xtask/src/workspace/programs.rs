@@ -59,7 +59,7 @@ pub(crate) const TESTS: [&str; 3] = ["test", "--no-run", "--workspace"];
 pub(crate) enum Profile {
     /// Optimised, for users.
     Release,
-    /// As the dependencies of [`TESTS`], so that little is compiled.
+    /// As the step `test` builds it for tests of the package, so that nothing is compiled.
     Tests,
 }
 
@@ -68,8 +68,7 @@ pub(crate) fn library(package: &str, profile: Profile) -> Result<Vec<PathBuf>> {
     let (name, mut files) = (package.replace('-', "_"), Vec::new());
     let args: &[&str] = match profile {
         Profile::Release => &["build", "--release", "--package", package],
-        // Without tests, dependencies may have other features.
-        Profile::Tests => &["build", "--workspace", "--lib", "--tests"],
+        Profile::Tests => &TESTS,
     };
     artifacts(args, |artifact| {
         if artifact.target.name == name && !artifact.profile.test {
