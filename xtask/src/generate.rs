@@ -51,6 +51,7 @@ pub(crate) const MODELS: Generator = Generator {
     paths: &[
         "Cargo.toml",
         "Cargo.lock",
+        "crates/gpumem-base/",
         "crates/gpumem-device/",
         "crates/gpumem-heap/",
         "crates/gpumem-pool/",

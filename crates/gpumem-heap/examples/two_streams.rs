@@ -6,9 +6,10 @@
 #![allow(clippy::print_stdout)] // printing is what it is for
 
 use core::convert::Infallible;
+use gpumem_base::HeapTuning;
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 use gpumem_heap::heap::{BlockRequest, Heap};
-use gpumem_heap::order::{Order, Stamp, StreamIndex};
-use gpumem_heap::{HeapBlock, HeapTuning, PhysicalMemory, RawHandle};
+use gpumem_heap::{HeapBlock, PhysicalMemory, RawHandle};
 
 /// Physical memory that is only a number of handles.
 #[derive(Default)]

@@ -50,9 +50,9 @@ use crate::config::{BackendKind, HandleUse};
 use crate::error::{OutOfMemory, PoolError, Unsupported};
 use direct::DirectBackend;
 use enum_dispatch::enum_dispatch;
+use gpumem_base::counters::Counters;
 use gpumem_device::internal::PeerDevice;
 use gpumem_device::{Stream, StreamId};
-use gpumem_heap::counters::Counters;
 use none::PlainAllocator;
 use std::sync::Arc;
 

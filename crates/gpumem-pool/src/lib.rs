@@ -102,6 +102,9 @@ pub use error::{
     RequestOrigin, UnfinishedStream, Unsupported,
 };
 pub use figures::{PoolCounters, StepCounters};
+#[cfg(gpumem_planted_bugs)]
+#[doc(hidden)]
+pub use gpumem_base::injected_bugs;
 #[doc(hidden)]
 pub use gpumem_device::internal::{LentMemory, PeerDevice, RecentStreams, not_forked};
 pub use gpumem_device::{
@@ -109,9 +112,6 @@ pub use gpumem_device::{
     Event, HostBuffer, HostBufferMut, HostMemory, HostMemoryError, MemoryInfo, MemoryRange, Stream,
     StreamBuilder, StreamError, StreamId, StreamPoint,
 };
-#[cfg(gpumem_planted_bugs)]
-#[doc(hidden)]
-pub use gpumem_heap::injected_bugs;
 pub use graph::{Capture, CaptureMode, ForeignCaptures, Graph, GraphExec};
 pub use limits::reclaim::{Reclaimable, Registration};
 #[cfg(all(feature = "ipc", target_os = "linux"))]

@@ -244,6 +244,7 @@ fn every_function_of_the_entries_has_a_row() {
 #[test]
 fn every_drop_knows_of_children() {
     let crates = [
+        "gpumem-base",
         "gpumem-heap",
         "gpumem-device",
         "gpumem-pool",

@@ -171,7 +171,7 @@ fn models() -> Result<Outcome> {
         return Ok(Outcome::Passed);
     }
     for (cfg, command) in [
-        ("gpumem_loom", "test --quiet --package gpumem-heap --test loom"),
+        ("gpumem_loom", "test --quiet --package gpumem-base --test loom"),
         // One command, because separate ones would build the dependencies with different features.
         (
             "gpumem_shuttle",
@@ -362,9 +362,10 @@ fn miri() -> Result<Outcome> {
     // The lock word and its barriers, the stacks behind it and the thread-local tables; the rest of the thread caches and of the
     // tags is safe code.
     for (package, tests) in [
+        ("gpumem-base", "sync::asymmetric_fence"),
         (
             "gpumem-heap",
-            "cache::thread_table sync::asymmetric_fence cache::tests::thread_cache:: cache::tests::depot cache::tests::budget",
+            "cache::thread_table cache::tests::thread_cache:: cache::tests::depot cache::tests::budget",
         ),
         ("gpumem-pool", "tags::tests --skip names_"),
     ] {

@@ -22,7 +22,7 @@ const WITH_COMMAND_LINES: &str = "gpumem-adapt";
 /// All features, by package. The flag states whether a feature may be empty, which in a manifest looks like a mistake: these
 /// features select code of their own package and need no dependency.
 const FEATURES: [(&str, &[(&str, bool)]); 9] = [
-    ("gpumem-heap", &[("serde", false)]),
+    ("gpumem-base", &[("serde", false)]),
     ("gpumem-device", &[("nvml", false)]),
     (
         "gpumem-pool",

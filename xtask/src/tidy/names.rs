@@ -7,8 +7,15 @@ use super::imports::Package;
 use std::collections::BTreeMap;
 
 /// The packages whose names are compared.
-const PACKAGES: [&str; 6] =
-    ["gpumem-heap", "gpumem-device", "gpumem-pool", "gpumem-array", "gpumem-adapt", "gpumem-capi"];
+const PACKAGES: [&str; 7] = [
+    "gpumem-base",
+    "gpumem-heap",
+    "gpumem-device",
+    "gpumem-pool",
+    "gpumem-array",
+    "gpumem-adapt",
+    "gpumem-capi",
+];
 
 /// The beginning of the names of files that stand in for a module whose feature is off. Their types are variants of its types.
 const STAND_IN: &str = "without_";

@@ -6,7 +6,7 @@
 use core::cell::Cell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use gpumem_heap::sync::asymmetric_fence::{asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light};
+use gpumem_base::sync::asymmetric_fence::{asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light};
 use std::sync::OnceLock;
 
 /// A call's use of a handle, until [`Note::erase`].

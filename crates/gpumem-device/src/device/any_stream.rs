@@ -5,7 +5,7 @@
 use super::calls::{Calls, Closed};
 use super::primary::PrimaryContext;
 use core::any::Any;
-use gpumem_heap::order::StreamId;
+use gpumem_base::order::StreamId;
 use gpumem_sys::types::CUstream;
 use std::sync::Arc;
 

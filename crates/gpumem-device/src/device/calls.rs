@@ -10,7 +10,7 @@ use crate::error::{CaptureError, DeviceError};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use gpumem_heap::sync::{BiasedCount, CountSide};
+use gpumem_base::sync::{BiasedCount, CountSide};
 use gpumem_sys::fork;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -4,7 +4,7 @@ use super::any_stream::{AnyStream, close_for_end};
 use super::objects::Object;
 use super::order::{CapturePart, Clocks};
 use super::primary::PrimaryContext;
-use gpumem_heap::order::StreamIndex;
+use gpumem_base::order::StreamIndex;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult};
 use std::sync::Arc;

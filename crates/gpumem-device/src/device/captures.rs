@@ -10,7 +10,7 @@ use crate::device::order::uses;
 use crate::device::primary::{PrimaryContext, WeakContext};
 use crate::device::slow_path_flag::SlowPathFlag;
 use crate::device::thread::ThreadNumber;
-use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
+use gpumem_base::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

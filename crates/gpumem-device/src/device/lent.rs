@@ -4,7 +4,7 @@ use super::Device;
 use super::sleepers::MemoryRange;
 use crate::error::DeviceError;
 use core::ops::Range;
-use gpumem_heap::order::{Stamp, StreamId};
+use gpumem_base::order::{Stamp, StreamId};
 use gpumem_sys::types::CUstream;
 use gpumem_sys::{DriverError, fork};
 

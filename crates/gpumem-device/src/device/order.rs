@@ -6,7 +6,7 @@
 //! that orders or observes streams.
 //!
 //! One `Clocks` serves a machine: its devices and all threads share it, because streams of two devices may wait for each other.
-//! [`gpumem_heap::order`] has the numbers and their rules. `stream_state` is a stream's side, which calls the driver. `stream_table`
+//! [`gpumem_base::order`] has the numbers and their rules. `stream_state` is a stream's side, which calls the driver. `stream_table`
 //! assigns and reclaims stream indices.
 //!
 //! *Steps, always in this order.* Recording a marker closes the epoch, stores what is ordered before the stream,
@@ -32,8 +32,8 @@ mod wait;
 
 pub use capture::CapturePart;
 pub use clocks::Clocks;
-pub use gpumem_heap::order::StreamId;
-pub use gpumem_heap::order::{Order, Stamp, StreamIndex};
+pub use gpumem_base::order::StreamId;
+pub use gpumem_base::order::{Order, Stamp, StreamIndex};
 pub use marker::MarkerEvent;
 pub(crate) use marker::{LEGACY, Marker};
 pub(crate) use stream_state::{Life, StreamParts};

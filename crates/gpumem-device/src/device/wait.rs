@@ -11,7 +11,7 @@ use super::order::{MarkerEvent, Observation};
 use super::watch::OrderEvent;
 use crate::error::{CaptureError, DeviceError};
 use core::time::Duration;
-use gpumem_heap::order::{Order, Stamp};
+use gpumem_base::order::{Order, Stamp};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::sync::{RwLockReadGuard, RwLockWriteGuard};

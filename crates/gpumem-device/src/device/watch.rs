@@ -1,7 +1,7 @@
 //! [`Watch`]: observers of the waits on a device's streams. Without an observer, a wait costs one load of a flag.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use gpumem_heap::order::StreamId;
+use gpumem_base::order::StreamId;
 use gpumem_sys::types::CUevent;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 

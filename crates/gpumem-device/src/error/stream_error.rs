@@ -1,6 +1,6 @@
 //! [`StreamError`]: a call cannot use its stream.
 
-use gpumem_heap::order::StreamId;
+use gpumem_base::order::StreamId;
 use gpumem_sys::text::debug_is_display;
 
 /// The reason why a call cannot use its stream.

@@ -5,7 +5,7 @@
 //! allowances, which never exceeds the cap, for any number of threads. A lower cap drains nothing: no allowance is granted until enough has
 //! been returned.
 
-use crate::sync::{AtomicU64, Ordering};
+use gpumem_base::sync::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(super) struct CacheBudget {

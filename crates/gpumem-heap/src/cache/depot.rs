@@ -9,7 +9,7 @@
 
 use crate::block::HeapBlock;
 use crate::size_class::SizeClass;
-use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
+use gpumem_base::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
 
 /// Blocks of one size class. All are free once `stamp` is complete.
 #[derive(Debug, PartialEq, Eq)]

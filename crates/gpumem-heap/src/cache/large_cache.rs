@@ -23,7 +23,7 @@ pub struct LargeBlock {
     pub size_bytes: u64,
     /// A lower bound of the actual size.
     pub step: SizeStep,
-    /// The [`Stamp`](crate::order::Stamp) of the free, as a word.
+    /// The [`Stamp`](gpumem_base::order::Stamp) of the free, as a word.
     pub stamp: u64,
 }
 

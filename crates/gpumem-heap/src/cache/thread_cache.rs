@@ -7,12 +7,12 @@
 use super::large_cache::{LargeBlock, Retention};
 use super::magazine::Magazines;
 use crate::block::HeapBlock;
-use crate::counters::{Counters, LocalCounters};
 use crate::size_class::SizeClass;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{BiasedLock, revoke_all};
 use core::marker::PhantomData;
 use core::ops::Deref;
+use gpumem_base::counters::{Counters, LocalCounters};
+use gpumem_base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use gpumem_base::sync::{BiasedLock, revoke_all};
 
 /// Freed blocks of one stream, owned by one thread. Aligned, so that two threads' caches share no cache line.
 #[derive(Debug)]

@@ -22,9 +22,9 @@ use super::depot::{Batch, Depot};
 use super::large_cache::LargeBlock;
 use super::thread_cache::{OwnerGuard, ThreadCache, close_all, visit_all};
 use crate::block::HeapBlock;
-use crate::counters::Counters;
 use crate::size_class::SizeClass;
-use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
+use gpumem_base::counters::Counters;
+use gpumem_base::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 use std::collections::BTreeMap;
 
 /// The thread caches and the depot of one pool.

@@ -141,7 +141,7 @@ fn clear_table() {
     let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(EMPTY)));
 }
 
-crate::sync::thread_local! {
+gpumem_base::sync::thread_local! {
     static TABLE: [Cell<CacheEntry>; ENTRY_COUNT] = const { [const { Cell::new(EMPTY) }; ENTRY_COUNT] };
     static CACHES: RefCell<OwnCaches> = const { RefCell::new(OwnCaches { map: BTreeMap::new() }) };
 }

@@ -5,7 +5,7 @@ use super::memory_map::MemoryMap;
 use super::recycle;
 use super::request::BlockRequest;
 use super::stretches::smallest_stretch;
-use crate::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
 
 /// A small set of stamps: once they are complete, free memory suffices for the request. If one stream suffices, this is its earliest

@@ -18,7 +18,7 @@
 //! 257 ms instead of 23).
 
 use super::space::PAGE_SHIFT;
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
 
 #[derive(Debug)]
 pub(super) struct TuningByLimit {

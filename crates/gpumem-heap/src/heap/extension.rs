@@ -9,7 +9,7 @@ use super::memory_map::MemoryMap;
 use super::pages::{Pages, ones};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space, pages_in};
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// The start of a block, and the pages that are missing there.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use super::partial_page::{PageSide, PartialPage};
 use super::plan::MappingPlan;
 use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new pages between
 /// them. Each such block costs up to two mappings that give it little memory, so only the last steps near a limit use it.

@@ -6,7 +6,7 @@ use super::memory_map::MemoryMap;
 use super::plan::{self, MappingPlan};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, pages_in};
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// The limits of one growth.
 #[derive(Clone, Copy, Debug)]

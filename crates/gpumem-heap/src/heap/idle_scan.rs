@@ -11,7 +11,7 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::stamps::FreeState;
 use super::stretches::stretches;
 use super::view::View;
-use crate::order::{Order, StreamIndex};
+use gpumem_base::order::{Order, StreamIndex};
 
 /// The idle pages of one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::stamps::{FreeState, PendingUses};
 use super::view::View;
 use crate::memory::PhysicalMemory;
-use crate::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 
 #[derive(Debug)]
 pub(super) struct MemoryMap {

@@ -6,12 +6,12 @@
 //! page can move to another mapping of its handle. Its former mapping stays mapped, so moving back needs no driver call. A handle keeps the
 //! last uses of its pages at their former places, because those mappings may be unmapped only when these uses are complete.
 
-use super::free_va_ranges::FreeVaRanges;
 use super::mappings::{MappingId, Mappings, SlotEntry};
 use super::space::PAGE_SHIFT;
 use super::stamps::join;
 use crate::memory::RawHandle;
-use crate::order::{Order, Stamp};
+use gpumem_base::FreeVaRanges;
+use gpumem_base::order::{Order, Stamp};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
@@ -287,7 +287,7 @@ pub(super) fn ones(first: u32, count: u32) -> u64 {
 #[inline]
 fn may_unmap_early() -> bool {
     #[cfg(gpumem_planted_bugs)]
-    return crate::injected_bugs::has(crate::injected_bugs::Bug::EarlyUnmap);
+    return gpumem_base::injected_bugs::has(gpumem_base::injected_bugs::Bug::EarlyUnmap);
     #[cfg(not(gpumem_planted_bugs))]
     false
 }

@@ -5,7 +5,7 @@ use super::memory_map::MemoryMap;
 use super::stamps::FreeState;
 use super::stretches::smallest_stretch;
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// A place for a block.
 pub(super) enum FreePlace {

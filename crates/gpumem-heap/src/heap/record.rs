@@ -5,7 +5,7 @@
 //! a free record is in the list of its size. A record takes 48 bytes, and keeps its index while its block lives.
 
 use super::stamps::{FreeState, PendingUses, StampSets};
-use crate::order::Stamp;
+use gpumem_base::order::Stamp;
 
 /// No record.
 pub(super) const NONE: u32 = u32::MAX;

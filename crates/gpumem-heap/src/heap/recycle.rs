@@ -7,7 +7,7 @@ use super::plan::{self, MappingPlan};
 use super::remap::{Remap, remap};
 use super::space::{PAGE_BYTES, pages_in};
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// The way in which idle memory moves to the addresses of a block.
 pub(super) enum Recycled {

@@ -8,7 +8,7 @@ use super::mappings::{MappingId, SlotEntry};
 use super::pages::{Pages, ones, runs};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// A place for a block in one space, where some pages have to move back first.
 #[derive(Clone, Debug, PartialEq, Eq)]

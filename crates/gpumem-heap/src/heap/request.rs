@@ -1,7 +1,7 @@
 //! [`BlockRequest`]: what a caller wants of the heap.
 
 use super::fit::UNIT_BYTES;
-use crate::order::StreamIndex;
+use gpumem_base::order::StreamIndex;
 
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]

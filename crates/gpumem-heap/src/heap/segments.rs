@@ -14,8 +14,8 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::stamps::PendingUses;
 use super::view::OnlyComplete;
 use crate::memory::{PhysicalMemory, RawHandle};
-use crate::order::{Order, Stamp, StreamIndex};
-use crate::tuning::SPLIT_BYTES_MAX_MIN;
+use gpumem_base::SPLIT_BYTES_MAX_MIN;
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@
 use super::fit::FreeLists;
 use super::space::Space;
 use super::stamps::FreeState;
-use crate::order::StreamIndex;
+use gpumem_base::order::StreamIndex;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct StreamShare {

@@ -9,7 +9,7 @@ use super::mappings::extend;
 use super::record::{NONE, RangeRecord, RecordKind, Records};
 use super::stamps::{FreeState, PendingUses};
 use super::view::View;
-use crate::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 
 /// The unit of physical memory and of mappings.
 pub(super) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
@@ -88,7 +88,7 @@ impl Space {
         (record.kind, record.state, record.stamp) = (RecordKind::Free, pending.state, pending.stamp);
         let (prev, next) = (record.prev, record.next);
         #[cfg(gpumem_planted_bugs)]
-        if crate::injected_bugs::has(crate::injected_bugs::Bug::MissedCoalescing) {
+        if gpumem_base::injected_bugs::has(gpumem_base::injected_bugs::Bug::MissedCoalescing) {
             return self.link(records, id);
         }
         if next != NONE && records[id].joins(&records[next]) {

@@ -3,7 +3,7 @@
 //! Nearly every free waits for one stream, and carries one stamp. A free of a block that several streams used carries a set of
 //! stamps, which is kept here once and shared by the records that were split from it.
 
-use crate::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 
 /// The streams that may use a free record without a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

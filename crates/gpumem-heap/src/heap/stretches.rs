@@ -3,7 +3,7 @@
 use super::space::Space;
 use super::stamps::FreeState;
 use super::view::View;
-use crate::order::Order;
+use gpumem_base::order::Order;
 
 /// The maximal ranges of usable free records. Ranges shorter than `size_bytes` may be left out.
 pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>) -> Vec<(u64, u64)> {

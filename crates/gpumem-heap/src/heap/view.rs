@@ -2,7 +2,7 @@
 
 use super::record::{RangeRecord, RecordKind, Records};
 use super::stamps::FreeState;
-use crate::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 
 /// The records as work on one stream may use them.
 #[derive(Clone, Copy, Debug)]

@@ -11,9 +11,9 @@ use crate::figures::ActivityCounters;
 use crate::limits::Limits;
 use crate::stats::TagCounters;
 use enum_dispatch::enum_dispatch;
+use gpumem_base::counters::Counters;
 use gpumem_device::internal::PeerDevice;
 use gpumem_device::{Device, Stream, StreamId};
-use gpumem_heap::counters::Counters;
 use std::sync::Arc;
 
 /// A source of device memory. Any number of threads may call any method at the same time, with any context current.

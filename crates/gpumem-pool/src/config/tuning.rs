@@ -3,7 +3,7 @@
 use crate::config::SizeRounding;
 use crate::config::text::names;
 use core::time::Duration;
-use gpumem_heap::HeapTuning;
+use gpumem_base::HeapTuning;
 
 /// Declares [`Profile`] with its lists. A row reads `Variant = "name": tuning;`.
 macro_rules! profiles {

@@ -4,7 +4,7 @@ use crate::config::error::beyond_whole;
 use crate::config::{BackendKind, Limit, SizeRounding};
 use core::str::FromStr;
 use core::time::Duration;
-use gpumem_heap::SPLIT_BYTES_MAX_MIN;
+use gpumem_base::SPLIT_BYTES_MAX_MIN;
 
 /// A parsed value, or the mistake and its position, as far as there is more to say than which values are valid.
 type Parsed<T> = Result<T, String>;

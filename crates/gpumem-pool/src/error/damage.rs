@@ -2,8 +2,7 @@
 
 use crate::config::PoolId;
 use core::fmt;
-use gpumem_device::Bytes;
-use gpumem_heap::order::StreamId;
+use gpumem_device::{Bytes, StreamId};
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;

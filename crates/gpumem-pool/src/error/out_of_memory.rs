@@ -15,7 +15,7 @@ use crate::figures::PoolCounters;
 pub use advice::Advice;
 use core::fmt;
 use core::time::Duration;
-use gpumem_heap::order::StreamId;
+use gpumem_device::StreamId;
 pub use gpumem_sys::ProcessUsage;
 use gpumem_sys::text::{Shown, debug_is_display};
 pub use growth::Growth;

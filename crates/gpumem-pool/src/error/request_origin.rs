@@ -1,7 +1,7 @@
 //! [`RequestOrigin`]: the device, pool, stream and tag that a refusal names.
 
 use core::fmt;
-use gpumem_heap::order::StreamId;
+use gpumem_device::StreamId;
 use gpumem_sys::text::Shown;
 
 /// Where a refused request came from. `Display` prints it as reports do: `device 0, pool training, stream 3, tag `forward``.

@@ -10,11 +10,11 @@ use crate::pool::observer::{Observer, Witness};
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Lifetime;
 use gpumem_device::DeviceError;
 use gpumem_device::internal::Clocks;
 use gpumem_device::internal::{RESET, not_forked};
 use gpumem_device::{Device, Stream};
-use gpumem_heap::sync::Lifetime;
 use gpumem_sys::fork;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

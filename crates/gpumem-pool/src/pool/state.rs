@@ -1,5 +1,5 @@
 //! [`State`]: the shared state of a pool, with the way of a freed block. It lives until no handle and no block of the pool is left, as its
-//! [`Lifetime`](gpumem_heap::sync::Lifetime) counts them. Requests come through `request`, and end at its [`Hub`].
+//! [`Lifetime`](gpumem_base::sync::Lifetime) counts them. Requests come through `request`, and end at its [`Hub`].
 
 use crate::backend::{self, Allocation, FreeRequest, MemorySource};
 use crate::config::{ALIGNMENT_MIN, PeerOption};

@@ -4,8 +4,7 @@ use crate::config::{BackendKind, MemoryKind, PoolId};
 use crate::error::PoolUsage;
 use crate::figures::{PoolCounters, StepCounters, figures};
 use core::fmt;
-use gpumem_device::Bytes;
-use gpumem_heap::order::StreamId;
+use gpumem_device::{Bytes, StreamId};
 use gpumem_sys::text::{Shown, columns};
 
 macro_rules! status {

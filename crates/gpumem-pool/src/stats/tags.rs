@@ -15,7 +15,7 @@ pub(crate) use share::Share;
 use crate::error::Holder;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_heap::counters::Counters;
+use gpumem_base::counters::Counters;
 use gpumem_sys::fork;
 use share::Peak;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! [`UsageCounters`]: the live blocks of a pool, in total and by stream. Pure: they make no driver call, and leave limits to
 //! [`LimitNode`](crate::limits::LimitNode).
 
-use gpumem_heap::counters::Counters;
-use gpumem_heap::order::StreamId;
+use gpumem_base::counters::Counters;
+use gpumem_device::StreamId;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

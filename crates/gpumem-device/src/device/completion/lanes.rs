@@ -8,7 +8,7 @@
 use crate::device::context::Handle;
 use crate::device::objects::{Object, Owned};
 use crate::device::primary::PrimaryContext;
-use gpumem_heap::order::StreamIndex;
+use gpumem_base::order::StreamIndex;
 use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, PoisonError};

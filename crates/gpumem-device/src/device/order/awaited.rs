@@ -9,7 +9,7 @@ use crate::device::context::Handle;
 use crate::device::primary::{HeldContext, PrimaryContext};
 use crate::error::DeviceError;
 use core::sync::atomic::{AtomicBool, Ordering};
-use gpumem_heap::order::Stamp;
+use gpumem_base::order::Stamp;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUcontext, CUctx_st};
 use std::sync::{Mutex, MutexGuard, PoisonError};

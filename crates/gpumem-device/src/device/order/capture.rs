@@ -4,7 +4,7 @@ use super::clocks::Clocks;
 use super::stream_state::{Asker, Locked};
 use crate::device::objects::Object;
 use crate::device::primary::PrimaryContext;
-use gpumem_heap::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
 

@@ -9,7 +9,7 @@ use crate::device::primary::{HeldContext, WeakContext};
 use crate::device::sleepers::Sleepers;
 use crate::error::DeviceError;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use gpumem_heap::order::{Epochs, Order, Seen, Stamp, StreamId, StreamIndex};
+use gpumem_base::order::{Epochs, Order, Seen, Stamp, StreamId, StreamIndex};
 use gpumem_sys::Driver;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -211,7 +211,7 @@ impl Order for Clocks {
     #[inline]
     fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool {
         #[cfg(gpumem_planted_bugs)]
-        if gpumem_heap::injected_bugs::has(gpumem_heap::injected_bugs::Bug::InvertedClocks) {
+        if gpumem_base::injected_bugs::has(gpumem_base::injected_bugs::Bug::InvertedClocks) {
             return stamp.stream_index() == before || !self.epochs.is_ordered(stamp, before);
         }
         self.epochs.is_ordered(stamp, before)

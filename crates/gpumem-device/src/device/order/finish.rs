@@ -6,7 +6,7 @@ use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
 use super::wait::PAUSE_MAX;
 use crate::device::primary::PrimaryContext;
-use gpumem_heap::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use std::sync::Arc;
 use std::time::Instant;

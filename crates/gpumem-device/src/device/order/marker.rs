@@ -3,7 +3,7 @@
 use crate::device::context::Handle;
 use crate::device::objects::{Object, Owned};
 use crate::device::primary::{PrimaryContext, WeakContext};
-use gpumem_heap::order::Stamp;
+use gpumem_base::order::Stamp;
 use gpumem_sys::types::{
     CUcontext, CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus,
 };

@@ -10,7 +10,7 @@ use crate::device::context::Handle;
 use crate::device::primary::{HeldContext, PrimaryContext, WeakContext};
 use crate::device::thread::ThreadNumber;
 use core::sync::atomic::AtomicU32;
-use gpumem_heap::order::{Epochs, Order, Stamp, StreamIndex};
+use gpumem_base::order::{Epochs, Order, Stamp, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
@@ -324,7 +324,7 @@ impl Locked<'_> {
         }
         let event = self.event()?;
         #[cfg(gpumem_planted_bugs)]
-        if gpumem_heap::injected_bugs::has(gpumem_heap::injected_bugs::Bug::EventBeforeEpoch) {
+        if gpumem_base::injected_bugs::has(gpumem_base::injected_bugs::Bug::EventBeforeEpoch) {
             event.record(&self.device, raw)?;
             return Ok(epochs.close(index).map(|covered| self.keep(event, covered)));
         }

@@ -13,7 +13,7 @@ use crate::device::context::{CaptureModeGuard, ContextGuard};
 use crate::device::primary::{PrimaryContext, WeakContext, loss_of_current};
 use crate::error::DeviceError;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_heap::order::{Order, StreamId, StreamIndex};
+use gpumem_base::order::{Order, StreamId, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUcontext, CUstream};
 use std::sync::{Arc, Weak};

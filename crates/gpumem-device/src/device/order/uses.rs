@@ -13,7 +13,7 @@
 //! Bit 63 is not an index: it marks a use by a graph; see `GraphMemory`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_heap::order::StreamIndex;
+use gpumem_base::order::StreamIndex;
 
 /// Marks a use by a graph.
 pub const GRAPH_BIT: u64 = 1 << 63;

@@ -8,7 +8,7 @@ use crate::device::context::CaptureModeGuard;
 use crate::device::primary::{HeldContext, PrimaryContext};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
-use gpumem_heap::order::{Order, Stamp, StreamId, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamId, StreamIndex};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream};
 use std::sync::{Arc, Weak};

@@ -7,7 +7,7 @@ use super::Stream;
 use crate::device::{CapturePart, Device, OrderEvent, Stamp, StreamIndex};
 use crate::error::{CaptureError, DeviceError, StreamError};
 use core::fmt;
-use gpumem_heap::order::Order;
+use gpumem_base::order::Order;
 
 /// All work queued on a stream up to one moment. It needs no driver object, and outlives the stream.
 ///

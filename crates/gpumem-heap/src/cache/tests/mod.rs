@@ -1,8 +1,7 @@
-//! Tests of the thread caches' parts. They are here because the models in `tests/loom` and `tests/shuttle` compile the parts over other
+//! Tests of the thread caches' parts. They are here because the models in `tests/shuttle` compile the parts over other
 //! threads, which these tests cannot use.
 
 mod budget;
-mod counters;
 mod depot;
 mod large_cache;
 mod size_class;

@@ -2,8 +2,8 @@
 
 use super::super::BlockRequest;
 use super::pair::{Pair, Step};
-use crate::order::{Stamp, StreamIndex};
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
+use gpumem_base::order::{Stamp, StreamIndex};
 
 #[test]
 fn what_nobody_holds_goes_back_once_it_is_complete() {

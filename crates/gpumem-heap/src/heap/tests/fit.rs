@@ -5,7 +5,7 @@ use super::super::pages::{ones, runs};
 use super::super::record::{NONE, RangeRecord, RecordKind, Records};
 use super::super::space::PAGE_BYTES;
 use super::super::stamps::FreeState;
-use crate::order::Stamp;
+use gpumem_base::order::Stamp;
 use proptest::prelude::*;
 
 proptest! {

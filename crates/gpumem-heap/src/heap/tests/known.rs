@@ -1,6 +1,6 @@
 //! Naive clocks: which stream knows what of which other stream.
 
-use crate::order::{Order, Stamp, StreamIndex};
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 
 pub(super) const STREAMS: usize = 3;
 

@@ -11,8 +11,8 @@ mod sleep;
 mod twin;
 
 use super::BlockRequest;
-use crate::order::{Stamp, StreamIndex};
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
+use gpumem_base::order::{Stamp, StreamIndex};
 use pair::Pair;
 
 #[test]

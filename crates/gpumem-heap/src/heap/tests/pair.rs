@@ -8,8 +8,8 @@ use super::super::{BlockRequest, Heap};
 use super::known::{Known, STREAMS};
 use super::twin::Twin;
 use crate::block::HeapBlock;
-use crate::order::{Order, Stamp, StreamIndex};
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
+use gpumem_base::order::{Order, Stamp, StreamIndex};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

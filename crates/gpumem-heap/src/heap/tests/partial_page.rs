@@ -3,8 +3,8 @@
 use super::super::BlockRequest;
 use super::super::space::PAGE_BYTES;
 use super::pair::{Pair, Step};
-use crate::order::StreamIndex;
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
+use gpumem_base::order::StreamIndex;
 
 fn take(pair: &mut Pair, pages: f64, stream: usize) {
     let size_bytes = (pages * PAGE_BYTES as f64) as u64;

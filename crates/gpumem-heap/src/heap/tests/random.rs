@@ -3,7 +3,7 @@
 use super::super::space::PAGE_BYTES;
 use super::known::STREAMS;
 use super::pair::{Pair, Step, step};
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
 use proptest::prelude::*;
 
 fn tuning() -> impl Strategy<Value = HeapTuning> {

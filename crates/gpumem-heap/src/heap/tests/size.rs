@@ -3,8 +3,8 @@
 use super::super::BlockRequest;
 use super::super::space::PAGE_SHIFT;
 use super::pair::Pair;
-use crate::order::{Stamp, StreamIndex};
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
+use gpumem_base::order::{Stamp, StreamIndex};
 
 /// The bound: for each record, each handle, and each page of addresses.
 fn bound_bytes(pair: &Pair) -> usize {

@@ -2,7 +2,7 @@
 
 use super::known::STREAMS;
 use super::pair::{Pair, Step, overlaps, step};
-use crate::tuning::HeapTuning;
+use gpumem_base::HeapTuning;
 use proptest::prelude::*;
 
 /// Compares the heap with the driver.

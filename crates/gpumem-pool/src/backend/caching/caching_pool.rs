@@ -51,6 +51,8 @@ use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
 use contents::Contents;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Mutex;
+use gpumem_base::sync::{SpinMutex, SpinMutexGuard};
 use gpumem_device::internal::{Clocks, HowFar, Idle, Order, Stamp};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_heap::SizeClass;
@@ -59,8 +61,6 @@ use gpumem_heap::cache::OwnerGuard;
 use gpumem_heap::cache::ThreadCaches;
 use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, SizeStep};
 use gpumem_heap::heap::Heap;
-use gpumem_heap::sync::Mutex;
-use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
 use gpumem_sys::fork;
 use gpumem_sys::{Driver, DriverError};
 pub(super) use guarded::Core;
@@ -277,7 +277,7 @@ impl Drop for CachingPool {
         core.extents.forget_sleepers();
         let pending = core.pending_streams();
         let heap =
-            core::mem::replace(&mut core.heap, Heap::new(gpumem_heap::HeapTuning::BALANCED, [(0, 0); 2]));
+            core::mem::replace(&mut core.heap, Heap::new(gpumem_base::HeapTuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
         let ranges = match self.access.memory() {
             HeapMemory::Virtual => self.ranges.to_vec(),

@@ -49,7 +49,7 @@ pub(super) fn optional_seconds<S: Serializer>(
 mod tests {
     use super::*;
     use crate::error::{Attempt, Growth, Holder, RefusedBy, UnfinishedStream};
-    use gpumem_heap::order::StreamId;
+    use gpumem_device::StreamId;
     use serde_json::{Value, json};
 
     fn report() -> OutOfMemory {

@@ -6,7 +6,7 @@
 //! reset while another thread counts, the new peak may include memory that this thread frees at that moment.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_heap::counters::{Counters, LocalCounters};
+use gpumem_base::counters::{Counters, LocalCounters};
 use std::sync::Arc;
 
 /// Counters that one thread at a time writes.

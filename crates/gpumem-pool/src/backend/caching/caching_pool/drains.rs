@@ -1,10 +1,10 @@
 //! Draining the thread caches into the heap.
 
 use super::CachingPool;
+use gpumem_base::sync::MutexGuard;
 use gpumem_device::internal::Stamp;
 use gpumem_heap::cache;
 use gpumem_heap::cache::Spill;
-use gpumem_heap::sync::MutexGuard;
 use std::sync::PoisonError;
 
 impl CachingPool {

@@ -4,9 +4,9 @@ use crate::backend::{
     caching::access::HeapMemory, caching::access::MemoryAccess, caching::extent::Extents, caching::vmm::Vmm,
 };
 use crate::config::MemoryKind;
+use gpumem_base::HeapTuning;
 use gpumem_device::Device;
 use gpumem_device::internal::{Clocks, HowFar, Order, Stamp, StreamIndex};
-use gpumem_heap::HeapTuning;
 use gpumem_heap::heap::Heap;
 use gpumem_sys::Driver;
 

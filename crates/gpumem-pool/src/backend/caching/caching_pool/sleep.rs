@@ -15,8 +15,8 @@ use crate::config::MemoryKind;
 use crate::error::{PoolError, Refusal, Unsupported};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
+use gpumem_base::sync::MutexGuard;
 use gpumem_device::DeviceError;
-use gpumem_heap::sync::MutexGuard;
 use gpumem_sys::DriverError;
 use std::sync::PoisonError;
 

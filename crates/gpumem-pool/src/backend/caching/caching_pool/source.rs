@@ -14,11 +14,11 @@ use crate::backend::source::MemorySource;
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{OutOfMemory, PoolError};
 use core::sync::atomic::Ordering;
+use gpumem_base::counters::Counters;
 use gpumem_device::internal::{PeerDevice, Stamp};
 use gpumem_device::{CaptureModeGuard, Stream, StreamId};
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
-use gpumem_heap::counters::Counters;
 #[cfg(unix)]
 use gpumem_heap::heap::BlockBacking;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::PoolId;
 use crate::error::{PoolUsage, UnfinishedStream};
-use gpumem_heap::order::StreamId;
+use gpumem_device::StreamId;
 
 /// `caching` serves alignments up to 2 MiB without padding, the other backends up to 256 bytes.
 #[test]

@@ -66,7 +66,7 @@ impl HeapTuning {
     };
 
     /// The nearest options that the heap can work with.
-    pub(crate) fn clamped(&self) -> Self {
+    pub fn clamped(&self) -> Self {
         Self {
             growth_slack_per_mille: self.growth_slack_per_mille.min(PER_MILLE_MAX),
             growth_slack_max_per_mille: self.growth_slack_max_per_mille.min(PER_MILLE_MAX),
@@ -83,7 +83,7 @@ impl HeapTuning {
     }
 
     /// The tuning near a limit, where fitting a request matters more than speed.
-    pub(crate) fn careful(&self) -> Self {
+    pub fn careful(&self) -> Self {
         let tight = Self::TIGHT;
         Self {
             growth_slack_per_mille: tight.growth_slack_per_mille,
@@ -98,17 +98,20 @@ impl HeapTuning {
     }
 
     /// The combined capacity of magazines and depot, in bytes, while `reserved_bytes` are reserved.
-    pub(crate) fn magazine_bytes(&self, reserved_bytes: u64) -> u64 {
+    #[inline]
+    pub fn magazine_bytes(&self, reserved_bytes: u64) -> u64 {
         let share_bytes = (reserved_bytes / 1000).saturating_mul(u64::from(self.magazine_share_per_mille));
         self.magazine_bytes_min.max(share_bytes)
     }
 
     /// True if the slack is more than what magazines hold, so that the heap drains them only after growing by its slack.
-    pub(crate) fn spares_magazines(&self) -> bool {
+    #[inline]
+    pub fn spares_magazines(&self) -> bool {
         self.growth_slack_per_mille > self.magazine_share_per_mille
     }
 
     /// True if the heap may reserve more than its peak of use.
+    #[inline]
     pub fn has_slack(&self) -> bool {
         self.growth_slack_per_mille > 0
     }

@@ -31,6 +31,7 @@ impl LocalCounters {
     }
 
     /// Counts several allocated blocks, of `size_bytes` each.
+    #[inline]
     pub fn count_run_out(&self, count: u64, size_bytes: u64) {
         raise(&self.in_use_bytes, count.wrapping_mul(size_bytes));
         raise(&self.allocation_count, count);
@@ -159,5 +160,19 @@ mod tests {
         let shown = back.counters().shown();
         assert_eq!((shown.in_use_bytes(), shown.block_count()), (0, 0));
         assert_eq!(out.counters().shown(), out.counters());
+    }
+
+    #[test]
+    fn blocks_that_wander_are_counted_once() {
+        let (mut producer, mut consumer) = (Counters::default(), Counters::default());
+        producer.count_out(300);
+        producer.count_out(700);
+        consumer.count_in(300);
+        let sum = producer + consumer;
+        assert_eq!((sum.in_use_bytes(), sum.block_count(), sum.allocation_count()), (700, 1, 2));
+        consumer.count_in(700);
+        assert_eq!((producer + consumer).in_use_bytes(), 0);
+        assert_eq!((producer + consumer).block_count(), 0);
+        assert_eq!(consumer.operation_count(), 2);
     }
 }

@@ -1,6 +1,6 @@
 //! The clocks: the guarantee of a `true` result to its reader.
 
-use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
+use gpumem_base::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;

@@ -1,6 +1,6 @@
 //! The end of a pool happens once, after all uses by its threads.
 
-use gpumem_heap::sync::Lifetime;
+use gpumem_base::sync::Lifetime;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;

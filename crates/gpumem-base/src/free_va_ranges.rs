@@ -53,7 +53,7 @@ impl FreeVaRanges {
     }
 
     /// The host memory of the ranges: nodes of a B-tree are two thirds full.
-    pub(super) fn size_bytes(&self) -> usize {
+    pub fn size_bytes(&self) -> usize {
         self.list.len() * size_of::<(u64, u64)>() * 3 / 2
     }
 }

@@ -27,7 +27,7 @@ mod primitives {
     pub(crate) use core::sync::atomic::AtomicU64 as LoomAtomicU64;
     pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub use std::sync::{Arc, Mutex, MutexGuard};
-    pub(crate) use std::thread_local;
+    pub use std::thread_local;
 
     /// A value that several threads share; the surrounding code decides which of them may access it.
     #[derive(Debug)]
@@ -58,7 +58,7 @@ mod primitives {
     pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub use loom::sync::{Mutex, MutexGuard};
     pub use std::sync::Arc;
-    pub(crate) use std::thread_local;
+    pub use std::thread_local;
 
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(loom::cell::UnsafeCell<T>);
@@ -121,7 +121,7 @@ mod primitives {
     pub(crate) use core::sync::atomic::AtomicU64 as LoomAtomicU64;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub use shuttle::sync::{Arc, Mutex, MutexGuard};
-    pub(crate) use shuttle::thread_local;
+    pub use shuttle::thread_local;
 
     /// Lets other threads run during an access, and fails if one of them accesses the value too.
     #[derive(Debug)]

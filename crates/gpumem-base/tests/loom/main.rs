@@ -7,7 +7,7 @@
 mod clock;
 mod state;
 
-use gpumem_heap::sync::{BiasedLock, MISSING, Missing, revoke_all};
+use gpumem_base::sync::{BiasedLock, MISSING, Missing, revoke_all};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
