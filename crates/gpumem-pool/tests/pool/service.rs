@@ -4,12 +4,10 @@
 #[cfg(feature = "backend-caching")]
 use crate::fixture::stand_in;
 use crate::fixture::{built_backends, on_each_backend};
-#[cfg(feature = "backend-caching")]
-use gpumem_pool::GrowableBlock;
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::{
-    BackendKind, Device, DeviceError, MemoryKind, Pool, PoolError, Reclaimable, Registration, Stream,
-};
+use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolError, Reclaimable, Registration, Stream};
+#[cfg(feature = "backend-caching")]
+use gpumem_pool::{DeviceError, GrowableBlock};
 use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::ffi::c_void;
