@@ -27,7 +27,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 9] = [
     (
         "gpumem-pool",
         &[
-            ("backend-caching", true),
+            ("backend-caching", false),
             ("backend-native", true),
             ("allocator-api2", false),
             ("ipc", false),
