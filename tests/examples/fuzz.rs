@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a program that prints its progress")]
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use gpumem_tests::model::search::Coverage;
 use gpumem_tests::model::{Arrays, Failure, Model, Pools, Search, Subject};
@@ -115,14 +115,8 @@ impl Args {
         search.jobs =
             self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         match self.subject {
-            Some(subject) => {
-                ensure!(subject.refusal().is_none(), "{}", subject.refusal().unwrap_or_default());
-                search.subjects = vec![subject];
-            }
-            None => {
-                search.seeds_between_adapted = 4;
-                Subject::refused().iter().for_each(|(subject, why)| println!("left out: {subject}: {why}"))
-            }
+            Some(subject) => search.subjects = vec![subject],
+            None => search.seeds_between_adapted = 4,
         }
         Ok(search)
     }

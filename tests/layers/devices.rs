@@ -7,7 +7,7 @@ use gpumem_tests::array::ndarray::{Array, Array1, Array2, Array3, Axis, Dimensio
 use gpumem_tests::array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::fixtures::two_devices::{Link, check_findings, gpus, two_devices};
-use gpumem_tests::pool::{Device, Limit, MemoryKind, Pool, PoolError};
+use gpumem_tests::pool::{BackendKind, Device, Limit, MemoryKind, Pool, PoolError};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::{cases, for_each_seed};
 
@@ -236,6 +236,9 @@ cases! {
                     Gpu::new(&Pool::builder(&device).backend(backend).kind(kind).build().unwrap()).unwrap()
                 };
                 for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
+                    if backend == BackendKind::Native && kind != MemoryKind::Device {
+                        continue;
+                    }
                     let (first, second) = (gpu(0, kind), gpu(1, MemoryKind::Device));
                     let case = format!("{backend} {kind} {link:?}");
                     let x = GpuArray::from_elem(&first, 1_000_000, 2.5_f32).unwrap();

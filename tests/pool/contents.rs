@@ -18,7 +18,7 @@ fn pools(device: &Device) -> Vec<Pool> {
     let of = |backend| KINDS.map(|kind| Pool::builder(device).backend(backend).kind(kind).build());
     let built = backends(device).into_iter().flat_map(of);
     built
-        .filter(|built| !matches!(built, Err(PoolError::Unsupported(Unsupported::Backend { .. }))))
+        .filter(|built| !matches!(built, Err(PoolError::Unsupported(Unsupported::OnBackend { .. }))))
         .map(Result::unwrap)
         .collect()
 }

@@ -3,7 +3,7 @@
 
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
-use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::fixtures::backends::host_backends;
 use gpumem_tests::pool::{
     BackendKind, BadArgument, Block, BorrowedHostMemory, Device, DeviceError, HostMemory, Location,
     MemoryAdvice, MemoryKind, Pool, PoolError, Stream, Unsupported,
@@ -21,7 +21,7 @@ fn pools(device: &Device) -> Vec<Pool> {
             pool.build().unwrap()
         })
     };
-    backends(device).into_iter().flat_map(of).collect()
+    host_backends(device).into_iter().flat_map(of).collect()
 }
 
 fn fill(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
@@ -135,16 +135,13 @@ cases! {
                 continue;
             }
             let here = Location::Device(&device);
-            let takes_advice = pool.backend() != BackendKind::Native;
             block.prefetch(0..4 * MIB, here, &stream).unwrap();
             assert_eq!(device_sees(block.address() + MIB, &stream), 5);
-            if takes_advice {
-                assert_eq!(last_prefetched_to(&block, &device), device.raw());
-                block.prefetch(0..4 * MIB, Location::Host, &stream).unwrap();
-                stream.synchronize().unwrap();
-                assert_eq!(last_prefetched_to(&block, &device), -1);
-                block.prefetch(0..4 * MIB, here, &stream).unwrap();
-            }
+            assert_eq!(last_prefetched_to(&block, &device), device.raw());
+            block.prefetch(0..4 * MIB, Location::Host, &stream).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(last_prefetched_to(&block, &device), -1);
+            block.prefetch(0..4 * MIB, here, &stream).unwrap();
             for expectation in [
                 MemoryAdvice::ReadMostly(true),
                 MemoryAdvice::ReadMostly(false),
@@ -156,10 +153,7 @@ cases! {
                 MemoryAdvice::AccessedBy(Location::Host, true),
                 MemoryAdvice::AccessedBy(Location::Host, false),
             ] {
-                match block.advise(MIB..3 * MIB, expectation) {
-                    Err(error @ PoolError::Unsupported(Unsupported::OnBackend { .. })) => assert!(!takes_advice, "{error}"),
-                    advised => advised.unwrap(),
-                }
+                block.advise(MIB..3 * MIB, expectation).unwrap();
             }
             block.prefetch(MIB..2 * MIB, Location::Host, &stream).unwrap();
             stream.synchronize().unwrap();
@@ -177,7 +171,7 @@ cases! {
     fn unified_memory_leaves_a_margin(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
-        for backend in backends(&device) {
+        for backend in host_backends(&device) {
             let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Unified).build().unwrap();
             let most_bytes = device.total_bytes() - device.total_bytes() / 16;
             for size_bytes in [most_bytes + 1, device.total_bytes()] {

@@ -4,7 +4,7 @@ use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::boxed::Box as PinnedBox;
 use gpumem_tests::cases;
 use gpumem_tests::driver::stream_gate::StreamGate;
-use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::fixtures::backends::host_backends;
 use gpumem_tests::pool::adaptor::Fallback;
 use gpumem_tests::pool::{
     Capture, CaptureError, CaptureMode, Device, DeviceError, MemoryKind, PinnedAllocator, PinnedVec, Pool,
@@ -19,12 +19,11 @@ const MIB: u64 = 1 << 20;
 fn allocators(driver: &Driver) -> Vec<PinnedAllocator> {
     let device = Device::new(driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    let pools = backends(&device).into_iter().map(|backend| {
-        Pool::builder(&device).backend(backend).kind(MemoryKind::Host).hard_limit(16 * MIB).build()
-    });
-    let built =
-        pools.filter(|built| !matches!(built, Err(PoolError::Unsupported(Unsupported::Backend { .. }))));
-    built.map(|pool| PinnedAllocator::new(&pool.unwrap(), &stream).unwrap()).collect()
+    let allocator = |backend| {
+        let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).hard_limit(16 * MIB);
+        PinnedAllocator::new(&pool.build().unwrap(), &stream).unwrap()
+    };
+    host_backends(&device).into_iter().map(allocator).collect()
 }
 
 fn in_use(allocator: &PinnedAllocator) -> u64 {

@@ -157,7 +157,7 @@ typedef struct gpumem_pool_options {
    */
   uint32_t flags;
   /*
-   Options by name, `key:value,…`, as in the environment variable `GPUMEM_CONF`: `"backend:native,kind:host"`. Null for none.
+   Options by name, `key:value,…`, as in the environment variable `GPUMEM_CONF`: `"backend:caching,kind:host"`. Null for none.
    */
   const char *conf;
   /*

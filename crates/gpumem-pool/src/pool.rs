@@ -775,6 +775,8 @@ impl Pool {
     /// - [`PoolError::BadArgument`] if the limit is below the smallest accepted value.
     /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid text or share.
     /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
+    /// - [`PoolError::Unsupported`] with the backend `native`, if the limit is above the one that the pool was built with, rounded up to
+    ///   32 MiB: the driver's pool has a fixed size.
     /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails. The limit is then in force, but releasable memory may remain.
     pub fn set_hard_limit(&self, limit: impl IntoLimit) -> Result<(), PoolError> {
@@ -782,7 +784,7 @@ impl Pool {
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
         let (pool, free_bytes) = (self.0.name(), || self.own_and_free_bytes());
         let limit_bytes = Limits::resolve_hard(pool, Some(limit), kind, total_bytes, free_bytes)?;
-        self.0.backend().allow_hard_limit(limit_bytes);
+        self.0.backend().check_hard_limit(limit_bytes)?;
         let excess_bytes = self.0.limits().node().set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
             self.0.backend().limits_changed()?;

@@ -3,7 +3,6 @@
 use super::objects::Adapted;
 use super::operation::Case;
 use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
-use gpumem_sim::SimConfig;
 use std::fmt;
 use std::str::FromStr;
 
@@ -23,26 +22,13 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// All subjects that are built in and whose backend supports the kind of memory.
+    /// All subjects that are built in.
     #[must_use]
     pub fn all() -> Vec<Self> {
-        Self::built().into_iter().filter(|subject| subject.refusal().is_none()).collect()
-    }
-
-    /// The subjects whose backend does not support the kind of memory, with its error.
-    #[must_use]
-    pub fn refused() -> Vec<(Self, String)> {
-        let refusals = Self::built().into_iter().map(|subject| (subject, subject.refusal()));
-        refusals.filter_map(|(subject, refusal)| Some((subject, refusal?))).collect()
-    }
-
-    fn built() -> Vec<Self> {
         let others = [BackendKind::None, BackendKind::Native].map(Self::plain);
         let profiles = Profile::ALL.iter().copied().map(Self::caching);
-        let hosts = [Self::caching(Profile::Balanced), Self::plain(BackendKind::Native)];
-        let of_kinds = hosts
-            .into_iter()
-            .flat_map(|subject| [MemoryKind::Unified, MemoryKind::Host].map(|kind| Self { kind, ..subject }));
+        let of_kinds = [MemoryKind::Unified, MemoryKind::Host]
+            .map(|kind| Self { kind, ..Self::caching(Profile::Balanced) });
         let is_built = |subject: &Self| match subject.backend {
             BackendKind::Native => cfg!(feature = "backend-native"),
             BackendKind::Caching => cfg!(feature = "backend-caching"),
@@ -52,17 +38,6 @@ impl Subject {
         let adapted = [Self::caching(Profile::Balanced), Self::plain(BackendKind::Native)]
             .map(|subject| Self { is_adapted: true, ..subject });
         of_devices.chain(of_kinds).chain(adapted).filter(is_built).collect()
-    }
-
-    /// The error of a backend that does not support the kind of memory.
-    #[must_use]
-    pub fn refusal(self) -> Option<String> {
-        let open = || {
-            let driver = gpumem_sim::driver(SimConfig::new()).map_err(|error| error.to_string())?;
-            let device = Device::new(&driver, 0).map_err(|error| error.to_string())?;
-            self.open_plain(&device).map_err(|error| error.to_string())
-        };
-        if self.kind.is_host_accessible() { open().err() } else { None }
     }
 
     fn plain(backend: BackendKind) -> Self {
@@ -207,18 +182,11 @@ mod tests {
 
     #[test]
     fn subjects_are_found_by_the_names_that_are_printed() {
-        for subject in Subject::built() {
+        for subject in Subject::all() {
             assert_eq!(subject.to_string().parse::<Subject>().unwrap(), subject);
         }
         assert_eq!("caching/tight/host".parse::<Subject>().unwrap().to_string(), "caching/tight/host");
         assert_eq!("none/host/adapted".parse::<Subject>().unwrap().to_string(), "none/host/adapted");
         assert!("caching/loose".parse::<Subject>().is_err() && "other/host".parse::<Subject>().is_err());
-    }
-
-    /// Only kinds of memory are refused, never device memory.
-    #[test]
-    fn nothing_of_the_devices_own_is_refused() {
-        assert!(Subject::refused().iter().all(|(subject, _)| subject.kind.is_host_accessible()));
-        assert_eq!(Subject::all().len() + Subject::refused().len(), Subject::built().len());
     }
 }

@@ -39,7 +39,7 @@ pub struct gpumem_pool_options {
     pub ordinal: u32,
     /// `GPUMEM_FROM_ENVIRONMENT`, or 0.
     pub flags: u32,
-    /// Options by name, `key:value,…`, as in the environment variable `GPUMEM_CONF`: `"backend:native,kind:host"`. Null for none.
+    /// Options by name, `key:value,…`, as in the environment variable `GPUMEM_CONF`: `"backend:caching,kind:host"`. Null for none.
     pub conf: *const c_char,
     /// The hard limit in bytes; 0 for none.
     pub hard_limit_bytes: u64,

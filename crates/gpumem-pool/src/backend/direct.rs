@@ -4,7 +4,7 @@
 //! block is dropped, so waiting for the free would not make room under the limit. Memory that the driver refuses to free is no longer in
 //! use but stays reserved: it counts against the limit until the pool ends.
 //!
-//! When the device is full, the ladder waits for the last uses of freed memory, and then once for the device. It then
+//! When the device is full, the ladder waits once for the device. It then
 //! releases the memory that the driver keeps for reuse, and the memory that ended pools have left ([`DirectSearch`]).
 //! Nothing else here waits.
 
@@ -12,7 +12,7 @@ mod eager;
 
 use super::allocation::{Allocation, FreeOutcome, FreeRequest};
 use super::figures::{Counts, Reserved};
-use super::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_FREES};
+use super::search::{Outcome, Search, Shortage, WAIT_AND_TRIM};
 use super::source::{BackendSetup, MemorySource};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
@@ -50,38 +50,18 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Like [`sweep`](Self::sweep), after polling for completed work. Records markers for pending work, so that a
-    /// later poll can detect its completion.
-    fn poll_and_sweep(&self) -> Result<(), DriverError> {
-        Ok(())
-    }
-
     /// True if any released memory still waits for work.
     fn has_waiting(&self) -> bool {
         false
     }
 
-    /// True if released memory waits on the host for its uses, so that the ladder may wait for them.
-    fn frees_after_uses(&self) -> bool {
-        false
-    }
-
-    /// Waits for the uses of released memory, one after another, until one is returned to the driver or the deadline has passed. Returns
-    /// true if one was returned. Waits for no other work.
-    fn wait_for_free(&self, _until: Instant) -> Result<bool, DriverError> {
-        Ok(false)
-    }
-
-    /// Waits for work of other devices that delays released memory, up to the deadline, if any.
-    fn finish_others(&self, _until: Option<Instant>) -> Result<(), DriverError> {
-        Ok(())
-    }
-
     /// Gives another device access to acquired memory, present and future.
     fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError>;
 
-    /// Called before the hard limit changes to `limit_bytes`.
-    fn allow_hard_limit(&self, _limit_bytes: u64) {}
+    /// Refuses a hard limit that the driver would not apply. Called before the limit changes.
+    fn check_hard_limit(&self, _limit_bytes: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
 
     /// True if reservations, including cached memory, never exceed `bytes`, which is at least the hard limit.
     fn is_bounded_by(&self, _bytes: u64) -> bool {
@@ -204,10 +184,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     /// Waits for the device, up to the deadline, if any. Then releases all free memory, including that of ended pools. The inner result is
     /// the outcome of freeing dropped blocks, whose errors concern no other block.
     fn give_back(&self, until: Option<Instant>) -> Result<Result<bool, DriverError>, PoolError> {
-        self.activity.host_wait(|| {
-            self.device.finish_with_maintenance(until)?;
-            self.calls.finish_others(until)
-        })?;
+        self.activity.host_wait(|| self.device.finish_with_maintenance(until))?;
         let swept = self.calls.sweep();
         // The sweep, or the maintenance before it, may have queued frees on the pool's own stream.
         match until {
@@ -229,15 +206,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
             self.activity.trimmed_bytes.add(before_bytes.saturating_sub(reserved_bytes()));
         }
         trimmed
-    }
-
-    /// Waits, within the deadline of a request, until one freed block is back at the driver. False if there is none to wait for.
-    fn wait_for_free(&self) -> Result<bool, PoolError> {
-        if !self.calls.has_waiting() {
-            return Ok(false);
-        }
-        let until = deadline::until(self.wait_deadline);
-        Ok(self.activity.host_wait(|| self.calls.wait_for_free(until))?)
     }
 
     /// Makes room for an allocation, within its deadline. For pinned memory, waits only if some of it is pending.
@@ -336,8 +304,8 @@ impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
         self.calls.pin()
     }
 
-    fn allow_hard_limit(&self, limit_bytes: u64) {
-        self.calls.allow_hard_limit(limit_bytes);
+    fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
+        self.calls.check_hard_limit(limit_bytes)
     }
 
     fn is_bounded_by(&self, bytes: u64) -> bool {
@@ -451,19 +419,6 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
         Ok(Outcome::Found(allocation))
     }
 
-    fn rungs(&self) -> &'static [&'static str] {
-        if self.backend.calls.frees_after_uses() {
-            &[WAIT_FOR_FREES, WAIT_AND_TRIM]
-        } else {
-            &[WAIT_AND_TRIM]
-        }
-    }
-
-    /// Like [`DirectSearch::attempt`], without regard to the garbage collection threshold.
-    fn attempt_plainly(&mut self) -> Result<Outcome<Allocation>, PoolError> {
-        self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))
-    }
-
     /// The limit of the driver's pool, if the device has room, since then that limit refused. It bounds reserved memory.
     fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
         let backend = self.backend;
@@ -481,8 +436,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
 
 impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
     fn rung(&self, rung: usize) -> Option<&'static str> {
-        let name = self.rungs().get(rung)?;
-        matches!(self.refusal, Some(Refusal::Driver(_))).then_some(name)
+        (rung == 0 && matches!(self.refusal, Some(Refusal::Driver(_)))).then_some(WAIT_AND_TRIM)
     }
 
     fn begin(&mut self, is_first: bool) -> Result<Outcome<Allocation>, PoolError> {
@@ -490,19 +444,10 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         if is_first { Ok(Outcome::Short) } else { self.attempt(DirectBackend::acquire_sparingly) }
     }
 
-    fn climb(&mut self, rung: usize) -> Result<Outcome<Allocation>, PoolError> {
-        if self.rungs().get(rung) == Some(&WAIT_AND_TRIM) {
-            self.backend.make_room()?;
-            return self.attempt_plainly();
-        }
-        let mut outcome = Outcome::Skipped;
-        while self.backend.wait_for_free()? {
-            outcome = self.attempt_plainly()?;
-            if !matches!(outcome, Outcome::Short) || deadline::has_passed() {
-                break;
-            }
-        }
-        Ok(outcome)
+    /// The second attempt disregards the garbage collection threshold.
+    fn climb(&mut self, _: usize) -> Result<Outcome<Allocation>, PoolError> {
+        self.backend.make_room()?;
+        self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))
     }
 
     fn requested_bytes(&self) -> u64 {

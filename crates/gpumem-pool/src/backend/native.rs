@@ -1,4 +1,4 @@
-//! `native`: the driver's own stream-ordered pool, for the configured kind of memory.
+//! `native`: the driver's own stream-ordered pool of device memory.
 //!
 //! Each pool creates a driver pool of its own instead of using the device's default pool, so that limits and thresholds apply only to it.
 //! Allocations and frees are queued like other work, and neither waits. The driver keeps freed memory reserved up to the release threshold,
@@ -13,17 +13,9 @@
 //! - The driver rounds each block to 512 bytes.
 //!
 //! The bound is one growth unit larger than the limit. That covers the rounding, but not the fragmentation. A driver
-//! pool's bound is fixed, so a raised limit may need another driver pool: see `chain`. A lowered limit leaves the
-//! bound unchanged, and the pool's own counter applies the lower limit to blocks.
-//!
-//! | kind | the driver's pool | bounded by it | frees |
-//! | --- | --- | --- | --- |
-//! | device | of the device, since CUDA 11.2 | yes | in stream order: `ordered` |
-//! | host | of the host, since CUDA 12.6; all devices are given access | yes | once all uses are complete: `complete` |
-//! | unified | managed, without a fixed location, since CUDA 13.0 | no: `complete` keeps held memory below the limit | like host: `complete` |
+//! pool's bound is fixed, so a limit beyond it is refused. A lowered limit leaves the bound unchanged, and the pool's own counter applies
+//! the lower limit to blocks.
 
-mod chain;
-mod complete;
 mod driver_pool;
 mod ordered;
 mod pending_frees;
@@ -35,11 +27,9 @@ use super::source::BackendSetup;
 use crate::config::{BackendKind, MemoryKind};
 use crate::error::{PoolError, Unsupported};
 use crate::limits::Limits;
-use chain::Chain;
-use complete::Complete;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
-use driver_pool::UNBOUNDED;
+use driver_pool::{DriverPool, UNBOUNDED};
 use gpumem_device::DeviceError;
 use gpumem_device::internal::PeerDevice;
 use gpumem_device::internal::Verdict;
@@ -47,71 +37,48 @@ use gpumem_device::{Device, Stream};
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
-use std::time::Instant;
 
 pub(crate) struct NativeAllocator {
     device: Device,
-    kind: MemoryKind,
     limits: Limits,
-    /// Declared before the chain, so that it drops first: its drop frees memory of the chain.
-    frees: Frees,
-    chain: Chain,
+    /// Declared before the driver's pool, so that it drops first: its drop frees memory of that pool.
+    frees: Ordered,
+    pool: DriverPool,
     /// Set before the first allocation of another library.
     has_been_current: AtomicBool,
-}
-
-/// When freed memory returns to the driver.
-enum Frees {
-    Ordered(Ordered),
-    Complete(Complete),
 }
 
 impl NativeAllocator {
     pub(super) fn new(setup: BackendSetup<'_>) -> Result<Self, PoolError> {
         let BackendSetup { device, config, limits, activity, .. } = setup;
-        let kind = config.kind;
-        check_supported(device, kind)?;
+        check_supported(device, config.kind)?;
         let bound_bytes = match limits.hard_bytes() {
             Some(limit_bytes) if driver_version(device)? >= MAX_SIZE_SINCE => {
-                bound_bytes(device, kind, limit_bytes)
+                bound_bytes(limit_bytes, device.total_bytes())
             }
             _ => UNBOUNDED,
         };
         let _entered = device.enter_relaxed()?;
-        let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED), activity);
-        let chain = chain.map_err(|error| match Verdict::of(&error) {
-            // The driver has the function, but does not support the kind.
-            Verdict::Lack => unsupported(device, kind),
+        let pool = DriverPool::new(device, bound_bytes, activity).map_err(|error| match Verdict::of(&error) {
+            Verdict::Lack => without_pools(device),
             _ => error.into(),
         })?;
-        let frees = if kind.is_host_accessible() {
-            Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget, activity)?)
-        } else {
-            Frees::Ordered(Ordered::new(device, activity))
-        };
-        let limits = limits.clone();
+        pool.set_threshold(limits.soft_bytes().unwrap_or(UNBOUNDED))?;
         Ok(Self {
             device: device.clone(),
-            kind,
-            limits,
-            frees,
-            chain,
+            limits: limits.clone(),
+            frees: Ordered::new(device, activity),
+            pool,
             has_been_current: AtomicBool::new(false),
         })
     }
 
-    /// Refuses to be the device's current pool where it could not enforce the hard limit, or has the wrong kind of memory.
+    /// Refuses to be the device's current pool where it could not enforce the hard limit.
     pub(super) fn check_current(&self) -> Result<(), PoolError> {
-        if self.kind != MemoryKind::Device {
-            return Err(PoolError::not_with_kind(self.kind, "be the device's current pool"));
-        }
         if self.limits.hard_bytes().is_some() && driver_version(&self.device)? < MAX_SIZE_SINCE {
             let reason = "the driver is older than CUDA 12.2 and does not bound what others allocate from a pool; build the \
                           pool without a hard limit";
-            return Err(PoolError::Unsupported(Unsupported::Backend {
-                backend: BackendKind::Native,
-                reason: reason.into(),
-            }));
+            return Err(unsupported(reason.into()));
         }
         Ok(())
     }
@@ -119,23 +86,28 @@ impl NativeAllocator {
     /// Makes it the device's current pool, which `cuMemAllocAsync` allocates from.
     pub(crate) fn make_current(&self) -> Result<(), DriverError> {
         self.has_been_current.store(true, Ordering::Relaxed);
-        self.chain.make_current()
+        self.pool.make_current()
     }
 
     /// Makes the device's default pool current, if this one is current.
     pub(crate) fn end_current(&self) -> Result<(), DriverError> {
-        self.chain.end_current()
+        if self.pool.is_current()? { self.pool.make_default_current() } else { Ok(()) }
     }
 
     /// True if it is the device's current pool.
     pub(crate) fn is_current(&self) -> Result<bool, DriverError> {
-        self.chain.is_current()
+        self.pool.is_current()
     }
 
     /// The driver's counters.
     pub(crate) fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
         let _entered = self.device.enter_relaxed()?;
-        self.chain.usage()
+        Ok(DriverPoolUsage {
+            reserved_bytes: self.pool.reserved_bytes()?,
+            reserved_peak_bytes: self.pool.reserved_peak_bytes()?,
+            used_bytes: self.pool.used_bytes()?,
+            used_peak_bytes: self.pool.used_peak_bytes()?,
+        })
     }
 
     /// True if it was ever made current, so other libraries may have memory from it.
@@ -148,115 +120,71 @@ impl DriverAllocator for NativeAllocator {
     const KEEPS_MEMORY: bool = true;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
-        if let Frees::Ordered(ordered) = &self.frees {
-            ordered.before_acquire(stream)?;
-        }
+        self.frees.before_acquire(stream)?;
         let _entered = self.device.enter_relaxed()?;
-        match &self.frees {
-            Frees::Ordered(_) => {
-                let Ok(_call) = stream.call() else {
-                    // Another thread has retired the stream after the request was checked.
-                    return DriverError::check(
-                        "cuMemAllocFromPoolAsync",
-                        CUresult::CUDA_ERROR_INVALID_HANDLE,
-                    )
-                    .map(|()| 0);
-                };
-                // Another thread may have begun a capture after the request was checked. Memory allocated then would
-                // exist only in launches of the graph.
-                if stream.clocks().captures().is_open() {
-                    match stream.captures_for() {
-                        Ok(None) => {}
-                        Err(DeviceError::Driver(error) | DeviceError::HostFunction(error)) => {
-                            return Err(error);
-                        }
-                        _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
-                    }
+        let Ok(_call) = stream.call() else {
+            // Another thread has retired the stream after the request was checked.
+            return DriverError::check("cuMemAllocFromPoolAsync", CUresult::CUDA_ERROR_INVALID_HANDLE)
+                .map(|()| 0);
+        };
+        // Another thread may have begun a capture after the request was checked. Memory allocated then would
+        // exist only in launches of the graph.
+        if stream.clocks().captures().is_open() {
+            match stream.captures_for() {
+                Ok(None) => {}
+                Err(DeviceError::Driver(error) | DeviceError::HostFunction(error)) => {
+                    return Err(error);
                 }
-                #[expect(clippy::disallowed_methods, reason = "memory that is not there yet does not sleep")]
-                let raw = stream.raw();
-                self.chain.acquire(size_bytes, raw)
-            }
-            Frees::Complete(complete) => {
-                let most_bytes = self.limits.hard_bytes().unwrap_or(u64::MAX);
-                complete.acquire(&self.chain, size_bytes, most_bytes)
+                _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
             }
         }
+        #[expect(clippy::disallowed_methods, reason = "memory that is not there yet does not sleep")]
+        let raw = stream.raw();
+        self.pool.acquire(size_bytes, raw)
     }
 
     fn release(&self, _: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
-        match &self.frees {
-            Frees::Ordered(ordered) => ordered.release(freed),
-            Frees::Complete(complete) => complete.release(freed),
-        }
+        self.frees.release(freed)
     }
 
     fn sweep(&self) -> Result<bool, DriverError> {
-        match &self.frees {
-            Frees::Ordered(ordered) => ordered.sweep(),
-            Frees::Complete(complete) => complete.sweep(),
-        }
-    }
-
-    fn poll_and_sweep(&self) -> Result<(), DriverError> {
-        match &self.frees {
-            Frees::Ordered(ordered) => ordered.sweep().map(drop),
-            Frees::Complete(complete) => complete.poll_and_sweep(),
-        }
+        self.frees.sweep()
     }
 
     fn has_waiting(&self) -> bool {
-        match &self.frees {
-            Frees::Ordered(ordered) => ordered.pending.has_waiting(),
-            Frees::Complete(complete) => complete.pending.has_waiting(),
-        }
-    }
-
-    fn frees_after_uses(&self) -> bool {
-        matches!(self.frees, Frees::Complete(_))
-    }
-
-    fn wait_for_free(&self, until: Instant) -> Result<bool, DriverError> {
-        match &self.frees {
-            Frees::Ordered(_) => Ok(false),
-            Frees::Complete(complete) => complete.wait_for_free(until),
-        }
-    }
-
-    fn finish_others(&self, until: Option<Instant>) -> Result<(), DriverError> {
-        match &self.frees {
-            Frees::Ordered(_) => Ok(()),
-            Frees::Complete(complete) => complete.finish(until),
-        }
+        self.frees.pending.has_waiting()
     }
 
     fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError> {
-        // Every device can already access the other kinds.
-        if self.kind != MemoryKind::Device {
+        let _bound = device.enter()?;
+        Ok(self.pool.share_with(peer)?)
+    }
+
+    fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
+        if bound_bytes(limit_bytes, self.device.total_bytes()) <= self.pool.max_bytes() {
             return Ok(());
         }
-        let _bound = device.enter()?;
-        Ok(self.chain.share_with(peer)?)
+        Err(PoolError::Unsupported(Unsupported::OnBackend {
+            backend: BackendKind::Native,
+            what: "raise the hard limit that the pool was built with",
+            instead: "`caching` or `none`",
+        }))
     }
 
-    fn allow_hard_limit(&self, limit_bytes: u64) {
-        self.chain.raise(bound_bytes(&self.device, self.kind, limit_bytes));
-    }
-
-    /// A driver pool keeps the bound that it was created with, which is rounded up from the hard limit of that time. Managed pools and
-    /// older drivers have no bound.
+    /// A driver pool keeps the bound that it was created with, which is rounded up from the hard limit of that time. Older drivers have no
+    /// bound.
     fn is_bounded_by(&self, bytes: u64) -> bool {
-        self.kind != MemoryKind::Unified && self.chain.bound_bytes() <= bytes
+        self.pool.max_bytes() <= bytes
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {
         let _entered = self.device.enter_relaxed()?;
-        self.chain.reset_peak()
+        self.pool.reset_peak()
     }
 
     fn set_soft_limit(&self, limit_bytes: Option<u64>) -> Result<(), DriverError> {
         let _entered = self.device.enter_relaxed()?;
-        self.chain.keep(limit_bytes.unwrap_or(UNBOUNDED))
+        self.pool.set_threshold(limit_bytes.unwrap_or(UNBOUNDED))
     }
 
     fn pin(&self) -> Result<(), PoolError> {
@@ -265,17 +193,14 @@ impl DriverAllocator for NativeAllocator {
 
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
         let _entered = device.enter_relaxed()?;
-        if let Frees::Complete(complete) = &self.frees {
-            complete.wait()?;
-        }
-        self.chain.trim_to(keep_bytes)
+        self.pool.trim_to(keep_bytes)
     }
 
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError> {
         let _entered = device.enter_relaxed()?;
         Ok(Some(Reserved {
-            current_bytes: self.chain.reserved_bytes()?,
-            peak_bytes: self.chain.reserved_peak_bytes()?,
+            current_bytes: self.pool.reserved_bytes()?,
+            peak_bytes: self.pool.reserved_peak_bytes()?,
             unfreed_bytes: 0,
             record_bytes: 0,
             asleep_bytes: 0,
@@ -294,38 +219,38 @@ pub(super) fn cannot_pin() -> PoolError {
 }
 
 fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
+    if kind != MemoryKind::Device {
+        return Err(PoolError::Unsupported(Unsupported::OnBackend {
+            backend: BackendKind::Native,
+            what: "allocate memory that the host can access",
+            instead: "`caching` or `none`",
+        }));
+    }
     let table = device.driver().table();
-    let has = |attribute| match device.attribute(attribute) {
+    let has_pools = match device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) {
         // The driver is older than the attribute.
-        Err(DeviceError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(false),
-        other => other.map(|value| value != 0),
+        Err(DeviceError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_INVALID_VALUE => false,
+        other => other? != 0,
     };
-    let is_there = table.cuMemPoolCreate.is_some()
-        && table.cuMemAllocFromPoolAsync.is_some()
-        && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)?
-        && (kind != MemoryKind::Host
-            || has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED)?);
-    if is_there { Ok(()) } else { Err(unsupported(device, kind)) }
+    let is_there = table.cuMemPoolCreate.is_some() && table.cuMemAllocFromPoolAsync.is_some() && has_pools;
+    if is_there { Ok(()) } else { Err(without_pools(device)) }
 }
 
-fn unsupported(device: &Device, kind: MemoryKind) -> PoolError {
-    let since = match kind {
-        MemoryKind::Device => "11.2",
-        MemoryKind::Host => "12.6",
-        MemoryKind::Unified => "13.0",
-    };
-    let reason =
-        format!("{device}, or its driver, has no pools of {kind} memory, which CUDA {since} introduced");
+fn without_pools(device: &Device) -> PoolError {
+    unsupported(format!("{device}, or its driver, has no memory pools, which CUDA 11.2 introduced"))
+}
+
+fn unsupported(reason: String) -> PoolError {
     PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, reason })
 }
 
-/// The bound on the driver's reserved memory for a limit. Managed pools accept no bound.
-fn bound_bytes(device: &Device, kind: MemoryKind, limit_bytes: u64) -> u64 {
-    match kind {
-        MemoryKind::Device => chain::bound_bytes(limit_bytes, device.total_bytes()),
-        MemoryKind::Host => chain::bound_bytes(limit_bytes, u64::MAX),
-        MemoryKind::Unified => UNBOUNDED,
-    }
+/// The bound for a driver pool that hands out `limit_bytes`. The driver reserves whole growth units, and the pool's counter has already
+/// admitted each request, so the bound is rounded up plus one unit. A bound of the device's size or more is omitted, because the device
+/// enforces it.
+fn bound_bytes(limit_bytes: u64, device_bytes: u64) -> u64 {
+    let bound_bytes =
+        limit_bytes.checked_next_multiple_of(PIECE_BYTES).and_then(|bound| bound.checked_add(PIECE_BYTES));
+    bound_bytes.filter(|bound_bytes| *bound_bytes < device_bytes).unwrap_or(UNBOUNDED)
 }
 
 fn driver_version(device: &Device) -> Result<CudaVersion, DriverError> {
@@ -338,3 +263,6 @@ fn driver_version(device: &Device) -> Result<CudaVersion, DriverError> {
 const CAPTURE_BEGUN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 /// The first version that applies `maxSize`; older drivers ignore the field.
 const MAX_SIZE_SINCE: CudaVersion = CudaVersion(12_020);
+
+/// The growth unit of a driver pool.
+const PIECE_BYTES: u64 = 32 << 20;

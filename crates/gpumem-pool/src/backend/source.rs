@@ -111,8 +111,10 @@ pub(crate) trait MemorySource {
         None
     }
 
-    /// Called before the hard limit changes to `limit_bytes`.
-    fn allow_hard_limit(&self, _limit_bytes: u64) {}
+    /// Refuses a hard limit that the backend would not apply. Called before the limit changes.
+    fn check_hard_limit(&self, _limit_bytes: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
 
     /// True if reservations, including cached memory, never exceed `bytes`, which is at least the hard limit.
     fn is_bounded_by(&self, _bytes: u64) -> bool {

@@ -30,9 +30,6 @@ pub enum MemoryKind {
     /// Managed memory: one address for the host and all devices. Pages migrate to the processor that accesses them.
     Unified,
     /// Pinned host memory: the fastest source and destination of copies. Devices can access it in place.
-    ///
-    /// With the backend `native`, the driver's copy functions treat it only as host memory, although kernels can access it: pass it as the
-    /// host side of a copy, or use a copy that derives the direction from the addresses (`cuMemcpyAsync`), like the array layer.
     Host,
 }
 

@@ -294,8 +294,7 @@ options! {
     table {
     kind: MemoryKind = named("`device`, `unified` or `host`") default "`device`"
         => kind on ALL, setter(MemoryKind), variable "GPUMEM_KIND":
-        "the kind of memory. Every backend supports all kinds; `native` needs a driver with pools of the kind: CUDA 12.6 for \
-         host memory, 13.0 for unified memory. Host-accessible memory is reused only when every use is complete. Until then \
+        "the kind of memory. `native` has device memory only. Host-accessible memory is reused only when every use is complete. Until then \
          the pool grows, and waits only at its hard limit. Nothing else bounds host memory, so set a hard limit for it";
     backend: BackendKind = named("`caching`, `native` or `none`") default "the first that is built in and works"
         => backend on ALL, setter(BackendKind), variable "GPUMEM_POOL":

@@ -20,7 +20,7 @@
 #[cfg(unix)]
 use crate::backend::Underlying;
 use crate::backend::{self, Allocation, FoundCache, FreeRequest, MemorySource};
-use crate::config::{BackendKind, MemoryKind};
+use crate::config::MemoryKind;
 use crate::error::{BadArgument, PoolError, Unsupported};
 use crate::pool::frames::{self, Here};
 #[cfg(unix)]
@@ -776,9 +776,6 @@ impl Block {
     /// - [`PoolError::Unsupported`] unless the block is unified memory.
     /// - [`PoolError::BadArgument`] if the range is not within the block.
     /// - [`DeviceError::WrongDevice`] for a location on a device of another driver.
-    /// - [`PoolError::Unsupported`] with `native`, if the driver accepts no advice for memory of its own pools, as in CUDA 13.0: its
-    ///   [documentation](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) allows advice only for memory of
-    ///   `cuMemAllocManaged`, which `caching` and `none` use.
     /// - [`DeviceError::Driver`] if a call fails.
     pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
         not_forked()?;
@@ -787,18 +784,7 @@ impl Block {
         let place = self.place(place)?;
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
-        let advised = unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) };
-        advised.map_err(|error| match self.origin().backend().kind() {
-            backend @ BackendKind::Native if unified::NOT_ADVISED.contains(&error.code()) => {
-                let what = "take advice on unified memory";
-                PoolError::Unsupported(Unsupported::OnBackend {
-                    backend,
-                    what,
-                    instead: "`caching` or `none`",
-                })
-            }
-            _ => error.into(),
-        })
+        Ok(unsafe { self.device().driver().cuMemAdvise(address, size, advice, place)? })
     }
 
     /// Returns the address and size of a range; `None` if the range is empty.

@@ -76,7 +76,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Unsupported`] unless the backend is `native` and the kind is `device`, or for a pool with a hard limit if the driver is older than CUDA 12.2.
+    /// - [`PoolError::Unsupported`] unless the backend is `native`, or for a pool with a hard limit if the driver is older than CUDA 12.2.
     /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if the call fails.
     pub fn make_current(&self) -> Result<CurrentPool, PoolError> {

@@ -1,7 +1,7 @@
 //! Placement of unified memory, for [`Block::prefetch`](crate::Block::prefetch) and [`Block::advise`](crate::Block::advise).
 
 use gpumem_device::Device;
-use gpumem_sys::types::{CUdevice, CUmem_advise, CUresult};
+use gpumem_sys::types::{CUdevice, CUmem_advise};
 
 /// A location of unified memory pages.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +41,6 @@ impl<'a> MemoryAdvice<'a> {
         }
     }
 }
-
-/// The driver's error codes for advice on memory that is not managed: the observed one and the documented one. The
-/// bytes and the location have been checked before.
-pub(super) const NOT_ADVISED: [CUresult; 2] =
-    [CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE];
 
 /// The driver's number for the host.
 pub(super) const HOST: CUdevice = -1;

@@ -42,7 +42,9 @@ fn settings() -> Vec<Setting> {
             );
             all.push(Setting { plain_segments: true, ..of_device });
         }
-        all.extend([MemoryKind::Unified, MemoryKind::Host].map(|kind| Setting { kind, ..of_device }));
+        if backend != BackendKind::Native {
+            all.extend([MemoryKind::Unified, MemoryKind::Host].map(|kind| Setting { kind, ..of_device }));
+        }
     }
     all
 }

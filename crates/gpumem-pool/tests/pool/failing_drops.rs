@@ -2,7 +2,7 @@
 //! waited, or with the device, the simulator has nothing left.
 
 use crate::call_counter::{calls, count_calls, fail_call};
-use crate::fixture::built_backends;
+use crate::fixture::{built_backends, host_backends};
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
     BackendKind, Block, Capture, CaptureMode, Completion, Device, Event, Graph, GraphExec, GrowableBlock,
@@ -76,8 +76,9 @@ fn new_driver() -> Driver {
 }
 
 fn settings() -> impl Iterator<Item = (BackendKind, MemoryKind)> {
-    let kinds = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];
-    built_backends().into_iter().flat_map(move |backend| kinds.map(|kind| (backend, kind)))
+    let on_host = |backend| [MemoryKind::Unified, MemoryKind::Host].map(|kind| (backend, kind));
+    let of_devices = built_backends().into_iter().map(|backend| (backend, MemoryKind::Device));
+    of_devices.chain(host_backends().into_iter().flat_map(on_host))
 }
 
 /// Calls `drops` with the things and their device, and makes each of its driver calls fail, one in each run. Returns the device if that is

@@ -55,9 +55,12 @@ fn on_each_of(
 /// Each backend, also over plain segments if it supports them, and with each other kind of memory that it supports.
 fn subjects() -> Vec<(BackendKind, bool, MemoryKind)> {
     let of = |backend| {
-        let kinds = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];
+        let kinds: &[_] = match host_backends().contains(&backend) {
+            true => &[MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host],
+            false => &[MemoryKind::Device],
+        };
         let plain = (backend == BackendKind::Caching).then_some((backend, true, MemoryKind::Device));
-        kinds.into_iter().map(move |kind| (backend, false, kind)).chain(plain).collect::<Vec<_>>()
+        kinds.iter().map(move |kind| (backend, false, *kind)).chain(plain).collect::<Vec<_>>()
     };
     built_backends().into_iter().flat_map(of).collect()
 }
@@ -66,6 +69,11 @@ pub(crate) fn built_backends() -> Vec<BackendKind> {
     let caching = cfg!(feature = "backend-caching").then_some(BackendKind::Caching);
     let native = cfg!(feature = "backend-native").then_some(BackendKind::Native);
     [Some(BackendKind::None), native, caching].into_iter().flatten().collect()
+}
+
+/// The backends that have host-accessible memory.
+pub(crate) fn host_backends() -> Vec<BackendKind> {
+    built_backends().into_iter().filter(|backend| *backend != BackendKind::Native).collect()
 }
 
 /// The step of a long series of cases: 1 if `THOROUGH` is set, as in `.ci/run --full`.

@@ -1,7 +1,5 @@
 //! Unified and pinned host memory: the differences to device memory.
 
-#[cfg(feature = "backend-native")]
-use crate::fixture::stand_in;
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::{
@@ -224,7 +222,7 @@ fn each_kind_has_its_own_budget() {
 fn host_memory_may_be_more_than_the_device_has() {
     let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    for backend in crate::fixture::built_backends() {
+    for backend in crate::fixture::host_backends() {
         let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
         let held = [(); 3].map(|()| pool.alloc(40 * MIB, &stream).unwrap());
         let free_bytes = device.memory_info().unwrap().free_bytes;
@@ -239,7 +237,7 @@ fn host_memory_may_be_more_than_the_device_has() {
 /// Unified memory and reserved device memory together stay below the device's size, unless the builder allows more.
 #[test]
 fn unified_memory_leaves_the_device_a_margin() {
-    for backend in crate::fixture::built_backends() {
+    for backend in crate::fixture::host_backends() {
         let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let builder = || Pool::builder(&device).backend(backend);
@@ -313,31 +311,14 @@ fn an_ended_pool_keeps_memory_that_work_uses() {
     });
 }
 
-#[cfg(feature = "backend-native")]
-stand_in!(pools, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps));
-
-/// A driver without pools of a kind is an error for the backend by name; without a name, another backend is used.
+/// `native` has device memory only. Without a name, another backend is used.
 #[cfg(feature = "backend-native")]
 #[test]
-fn drivers_without_pools_of_a_kind_are_reported() {
-    // SAFETY: the wrapper calls the function that it replaces, or fails without effect.
-    let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(pools::install) };
-    let device = Device::new(&driver, 0).unwrap();
-    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE.0;
-    pools::FAIL_WITH.store(invalid, std::sync::atomic::Ordering::SeqCst);
-    for (kind, since) in [(MemoryKind::Unified, "13.0"), (MemoryKind::Host, "12.6")] {
+fn native_has_device_memory_only() {
+    let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
+    for kind in [MemoryKind::Unified, MemoryKind::Host] {
         let error = Pool::builder(&device).backend(BackendKind::Native).kind(kind).build().unwrap_err();
-        assert!(
-            matches!(
-                error,
-                PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, .. })
-            ),
-            "{error}"
-        );
-        assert!(
-            error.to_string().contains(since) && error.to_string().contains(&kind.to_string()),
-            "{error}"
-        );
+        assert!(error.to_string().contains("use the backend `caching` or `none`"), "{error}");
         assert_ne!(Pool::builder(&device).kind(kind).build().unwrap().backend(), BackendKind::Native);
     }
 }

@@ -6,7 +6,6 @@
 
 mod adaptors;
 #[cfg(feature = "backend-native")]
-mod advice;
 mod blocks;
 mod borrows;
 mod call_counter;

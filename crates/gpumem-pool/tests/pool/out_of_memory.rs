@@ -254,8 +254,10 @@ fn a_limit_is_reported_before_memory_cached_by_other_pools() {
         let error = pool.alloc(150 * MIB, &stream).unwrap_err();
         let report = error.out_of_memory().unwrap();
         assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
-        pool.set_hard_limit(350 * MIB).unwrap();
-        drop((held, pool.alloc(150 * MIB, &stream).unwrap()));
+        if fixture.backend != BackendKind::Native {
+            pool.set_hard_limit(350 * MIB).unwrap();
+            drop((held, pool.alloc(150 * MIB, &stream).unwrap()));
+        }
     });
 }
 

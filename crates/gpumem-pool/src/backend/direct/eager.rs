@@ -35,7 +35,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             return Ok(());
         }
         let keep_bytes = if is_idle { 0 } else { self.limits.soft_bytes().unwrap_or(u64::MAX) };
-        self.calls.poll_and_sweep()?;
+        self.calls.sweep()?;
         self.trim(keep_bytes)?;
         let held_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
         let has_excess = held_bytes > keep_bytes.max(self.bound_bytes());

@@ -3,7 +3,6 @@
 //! All functions except the drop require the device's context to be current. No capture is affected by the calls. The
 //! driver keeps a destroyed pool until its last queued free is complete, so the drop never waits.
 
-use crate::config::MemoryKind;
 use crate::figures::ActivityCounters;
 use core::ffi::{c_int, c_void};
 use gpumem_device::Device;
@@ -18,7 +17,6 @@ use std::sync::Arc;
 
 pub(super) struct DriverPool {
     device: Device,
-    kind: MemoryKind,
     activity: Arc<ActivityCounters>,
     handle: Handle<CUmemPoolHandle_st>,
     max_bytes: u64,
@@ -28,28 +26,16 @@ pub(super) struct DriverPool {
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 
 impl DriverPool {
-    /// Creates a pool that never reserves more than `max_bytes`, a multiple of the pool's growth unit. All devices
-    /// can access a pool of host memory. Only its own device can access a pool of device memory.
+    /// Creates a pool that never reserves more than `max_bytes`, a multiple of the pool's growth unit.
     pub(super) fn new(
         device: &Device,
-        kind: MemoryKind,
         max_bytes: u64,
         activity: &Arc<ActivityCounters>,
     ) -> Result<Self, DriverError> {
-        let pinned = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        let (memory, place, id) = match kind {
-            MemoryKind::Device => (pinned, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device.raw()),
-            MemoryKind::Host => (pinned, CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST, 0),
-            MemoryKind::Unified => (
-                CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED,
-                CUmemLocationType::CU_MEM_LOCATION_TYPE_NONE,
-                0,
-            ),
-        };
         let props = CUmemPoolProps {
-            allocType: memory,
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-            location: CUmemLocation { type_: place, id },
+            location: location(device.raw()),
             // Zero means no bound.
             maxSize: if max_bytes == UNBOUNDED { 0 } else { max_bytes as usize },
             ..Default::default()
@@ -59,7 +45,7 @@ impl DriverPool {
         unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
         // From here on `Drop` destroys the pool, even if a later call fails.
         let activity = Arc::clone(activity);
-        let pool = Self { device: device.clone(), kind, activity, handle: Handle(pool), max_bytes };
+        let pool = Self { device: device.clone(), activity, handle: Handle(pool), max_bytes };
         for reuse in [
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -67,9 +53,6 @@ impl DriverPool {
         ] {
             let on: c_int = 1;
             pool.set(reuse, on)?;
-        }
-        if kind == MemoryKind::Host {
-            pool.share_with_all()?;
         }
         Ok(pool)
     }
@@ -89,25 +72,8 @@ impl DriverPool {
     }
 
     pub(super) fn share_with(&self, peer: PeerDevice) -> Result<(), DriverError> {
-        self.grant(peer.raw())
-    }
-
-    fn share_with_all(&self) -> Result<(), DriverError> {
-        let (driver, mut count) = (self.device.driver(), 0);
-        // SAFETY: `count` outlives the call.
-        unsafe { driver.cuDeviceGetCount(&mut count)? };
-        for ordinal in 0..count {
-            let mut device = 0;
-            // SAFETY: `device` outlives the call.
-            unsafe { driver.cuDeviceGet(&mut device, ordinal)? };
-            self.grant(device)?;
-        }
-        Ok(())
-    }
-
-    fn grant(&self, device: CUdevice) -> Result<(), DriverError> {
         let access = CUmemAccessDesc {
-            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+            location: location(peer.raw()),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the pool is alive, and `access` outlives the call.
@@ -196,9 +162,13 @@ impl Drop for DriverPool {
         if destroyed.is_err() {
             let handle = Handle(self.handle.0);
             let retry = move |driver: &Driver, _: &Clocks, _: HowFar| destroy(driver, &handle).is_ok();
-            self.device.maintenance().defer_release(self.kind == MemoryKind::Host, false, retry);
+            self.device.maintenance().defer_release(false, false, retry);
         }
     }
+}
+
+fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
 /// Destroys a pool, whose handle is not used after a success. No capture is affected by the call.

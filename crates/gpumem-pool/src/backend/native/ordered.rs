@@ -2,7 +2,6 @@
 
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::allocation::FreeRequest;
-use crate::config::MemoryKind;
 use crate::figures::ActivityCounters;
 use gpumem_device::DeviceError;
 use gpumem_device::internal::{Order, Stamp};
@@ -118,8 +117,6 @@ impl Drop for Ordered {
         // The release call waits for the device, because there is no stream to queue the free on: every stream may be
         // gone, and a stream created here would keep its device alive.
         // SAFETY: the address came from the driver's pool, its only block is gone, and all uses are complete.
-        self.pending.leave_to(&self.device, (MemoryKind::Device, true), |driver, address| unsafe {
-            driver.cuMemFree_v2(address)
-        });
+        self.pending.leave_to(&self.device, |driver, address| unsafe { driver.cuMemFree_v2(address) });
     }
 }

@@ -1,7 +1,6 @@
 //! [`PendingFrees`]: memory of dropped blocks that is not yet back at the driver.
 
 use crate::backend::allocation::FreeRequest;
-use crate::config::MemoryKind;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_device::Device;
 use gpumem_device::internal::{Clocks, HowFar, Order, Stamp};
@@ -12,7 +11,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Memory of a dropped block, with the uses that may still be pending.
 pub(super) struct PendingFree {
     pub(super) address: CUdeviceptr,
-    pub(super) size_bytes: u64,
     pub(super) stamps: Vec<Stamp>,
 }
 
@@ -29,10 +27,10 @@ pub(super) struct PendingFrees {
 impl PendingFree {
     pub(super) fn new(freed: &FreeRequest, clocks: &Clocks) -> Self {
         let stamps = freed.stamps(clocks).collect();
-        Self { address: freed.allocation.address, size_bytes: freed.size_bytes, stamps }
+        Self { address: freed.allocation.address, stamps }
     }
 
-    pub(super) fn is_complete(&self, clocks: &Clocks) -> bool {
+    fn is_complete(&self, clocks: &Clocks) -> bool {
         self.stamps.iter().all(|stamp| clocks.is_complete(*stamp))
     }
 }
@@ -56,11 +54,6 @@ impl PendingFrees {
         }
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(free);
         Err(error)
-    }
-
-    /// The uses of each waiting free, the earliest first.
-    pub(super) fn uses(&self) -> Vec<Vec<Stamp>> {
-        self.lock().iter().map(|free| free.stamps.clone()).collect()
     }
 
     /// Removes each waiting free for which `free` returns true. Returns true if any was removed. A failed free stays, and the others are
@@ -88,7 +81,7 @@ impl PendingFrees {
 
     /// Records markers in streams with pending uses, so that their completion can be detected.
     pub(super) fn record_markers(&self, clocks: &Clocks) -> Result<(), DriverError> {
-        let mut stamps = self.uses().concat();
+        let mut stamps: Vec<Stamp> = self.lock().iter().flat_map(|free| free.stamps.clone()).collect();
         // Only the latest stamp of a stream can lack a marker.
         let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
         stamps.retain(is_unmarked);
@@ -111,20 +104,15 @@ impl PendingFrees {
     pub(super) fn leave_to(
         &self,
         device: &Device,
-        (kind, waits): (MemoryKind, bool),
         release: impl Fn(&Driver, CUdeviceptr) -> Result<(), DriverError> + Send + 'static,
     ) {
         let mut frees = core::mem::take(&mut *self.lock());
         if !frees.is_empty() {
-            device.maintenance().defer_release(
-                kind == MemoryKind::Host,
-                waits,
-                move |driver, clocks, how| {
-                    let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
-                    frees.retain(|free| !(is_done(free) && release(driver, free.address).is_ok()));
-                    frees.is_empty()
-                },
-            );
+            device.maintenance().defer_release(false, true, move |driver, clocks, how| {
+                let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
+                frees.retain(|free| !(is_done(free) && release(driver, free.address).is_ok()));
+                frees.is_empty()
+            });
         }
     }
 
