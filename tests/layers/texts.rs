@@ -8,7 +8,7 @@ use gpumem_sim::{AccessKind, FaultKind, Finding, KernelFault, Rule, RuleError, S
 use gpumem_tests::adapt::{AdaptError, Checkpoint, CheckpointError, Destination, Part, save};
 use gpumem_tests::array::{ArrayError, Gpu, GraphError, KernelSource, LaunchShape, Rejected};
 use gpumem_tests::pool::adaptor::{
-    Adaptor, Budget, Change, Grant, Guard, Next, Opening, Release, Request, Trace, Tracking,
+    Adaptor, Budget, Grant, Guard, Next, Opening, Release, Request, Trace, Tracking,
 };
 use gpumem_tests::pool::trace::{ReadError, Recording};
 use gpumem_tests::pool::{
@@ -169,11 +169,6 @@ impl Adaptor for Prints {
 
     fn free(&self, release: &Release<'_>) {
         self.print(release);
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.print(change);
-        Ok(())
     }
 }
 

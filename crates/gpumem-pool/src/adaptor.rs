@@ -16,8 +16,8 @@
 //! *What adaptors see.* Every block except empty ones, in the order of the calls. Memory allocated while its stream captures is part of a
 //! chunk that the graph keeps. Adaptors see the chunk, not its parts: when it is allocated, on a stream that never captures, and when it is
 //! released with its graph. Nothing that they queue becomes part of a graph. Blocks from outside that a graph keeps are released with the
-//! graph. Growable blocks are checked before they grow ([`Adaptor::grow`]). A private pool uses its parent's adaptors. Every object names
-//! its pool ([`PoolId`]).
+//! graph. A pool with adaptors refuses growable blocks, except with [`Trace`], which does not record them. A private pool uses its parent's
+//! adaptors. Every object names its pool ([`PoolId`]).
 //!
 //! Adaptors are free for pools without them, which check a flag that they check anyway.
 
@@ -29,7 +29,7 @@ mod limit;
 mod tracking;
 
 pub use crate::error::damage::{Damage, Side};
-pub use crate::pool::adaptors::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
+pub use crate::pool::adaptors::{Adaptor, Grant, Next, Opening, PoolId, Release, Request};
 pub use crate::trace::Trace;
 pub use failures::Failures;
 pub use fallback::Fallback;

@@ -55,7 +55,6 @@ pub(crate) struct Config {
     pub(crate) expandable_segments: Option<bool>,
     pub(crate) oversubscribes: bool,
     pub(crate) peers: PeerOption,
-    pub(crate) exact_peaks: bool,
     pub(crate) flight_recorder: FlightRecorder,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,

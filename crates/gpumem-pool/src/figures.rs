@@ -41,9 +41,8 @@ macro_rules! figures {
                 asleep_host_bytes: u64;
                 /// The peak of memory in use. It is that of all time, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
                 ///
-                /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`. Otherwise it is an
-                /// upper bound: `caching` counts all memory that its heap has allocated, which never exceeds
-                /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread caches. For
+                /// It is exact on `native` and `none`, and an upper bound on `caching`: the memory that its heap has allocated, which never
+                /// exceeds [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread caches. For
                 /// blocks up to 1 MiB these are bounded in total, by a share of the reserved memory. Each thread retains the last four
                 /// larger blocks of each stream, and further ones within memory that was reserved ahead and never needed.
                 in_use_peak_bytes: u64, c 4;

@@ -15,7 +15,6 @@ pub(crate) mod growable;
 mod hub;
 mod listing;
 mod observer;
-mod peak;
 #[cfg(feature = "allocator-api2")]
 mod pinned_allocator;
 pub(crate) mod request;
@@ -27,7 +26,7 @@ mod state;
 mod unified;
 
 pub(crate) use adaptors::{
-    Adaptor, Change, Figures, Gauge, Grant, Next, Opening, PoolId, PoolSettings, Release, Request,
+    Adaptor, Figures, Gauge, Grant, Next, Opening, PoolId, PoolSettings, Release, Request,
 };
 pub use block::{Block, BlockToken, RawBlock};
 pub use current::CurrentPool;
@@ -51,7 +50,7 @@ use crate::config::{
 use crate::error::{PoolError, PoolUsage, Unsupported};
 use crate::limits::Limits;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
-use adaptors::{PeakAdaptor, Stack};
+use adaptors::Stack;
 use alignment::check_alignment;
 use core::fmt;
 use core::ops::RangeInclusive;
@@ -63,7 +62,6 @@ use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
 pub(crate) use hub::Setup;
 use listing::Listings;
-use peak::PeakCounter;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
 use state::{PoolHandle, State};
@@ -95,17 +93,13 @@ impl Pool {
         not_forked()?;
         let is_for_host = check_kind(setup.config.kind, &setup.device)?;
         let hub = Hub::open(setup, is_for_host)?;
-        let counts_apart = hub.config().exact_peaks && hub.backend().kind() == BackendKind::Caching;
-        let peak = counts_apart.then(Arc::<PeakCounter>::default);
-        let innermost = peak.iter().map(|peak| Arc::new(PeakAdaptor(Arc::clone(peak))) as Arc<dyn Adaptor>);
-        let all: Vec<_> = innermost.chain(adaptors.iter().cloned()).collect();
-        let stack = Stack::new(&all);
+        let stack = Stack::new(&adaptors);
         if let Some(stack) = &stack {
             hub.take_cache_key();
             stack.open(&hub);
         }
         Listings::on(hub.device()).add(hub.listing());
-        let pool = Self(PoolHandle::new(hub, peak, adaptors, stack));
+        let pool = Self(PoolHandle::new(hub, adaptors, stack));
         pool.0.setup().peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         pool.0.open_to_configured()?;
         Ok(pool)
@@ -335,6 +329,7 @@ impl Pool {
     ///
     /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
     /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
+    /// - [`PoolError::Refused`] in a pool with adaptors other than [`Trace`](crate::adaptor::Trace).
     /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
     /// - [`DeviceError::WrongDevice`](crate::DeviceError::WrongDevice) for another device's stream.
     /// - [`DeviceError::Stream`](crate::DeviceError::Stream) if this thread cannot use the stream.
@@ -886,10 +881,6 @@ impl Pool {
         let device = self.device().memory_info()?;
         let reserved = state.backend().reserved()?;
         let counts = state.backend().counts();
-        let in_use_peak_bytes = match state.peak() {
-            Some(peak) => peak.bytes().max(counts.in_use_bytes),
-            None => counts.in_use_peak_bytes,
-        };
         let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
             tag: (*name).into(),
             in_use_bytes: counters.in_use_bytes(),
@@ -928,8 +919,8 @@ impl Pool {
             cached_bytes: reserved_bytes.saturating_sub(used_bytes).saturating_sub(unfreed_bytes),
             asleep_bytes: reserved.map_or(0, |reserved| reserved.asleep_bytes),
             asleep_host_bytes: reserved.map_or(0, |reserved| reserved.on_host_bytes),
-            in_use_peak_bytes,
-            reserved_peak_bytes: reserved.map_or(in_use_peak_bytes, |reserved| reserved.peak_bytes),
+            in_use_peak_bytes: counts.in_use_peak_bytes,
+            reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
@@ -955,7 +946,6 @@ impl Pool {
         not_forked()?;
         let state = &self.0;
         state.tags().reset_peaks();
-        state.peak().iter().for_each(|peak| peak.reset());
         state.backend().reset_peaks()
     }
 

@@ -158,10 +158,6 @@ impl Converter {
             What::Free { pool, address, size_bytes, .. } => {
                 self.replace(device(&pool), address, None, size_bytes, time_us);
             }
-            What::Resize { pool, address, size_bytes, stream, tag } => {
-                let live = Live { size_bytes, stream, frames: frames(pool, tag) };
-                self.replace(device(&pool), address, Some(live).filter(|_| size_bytes > 0), 0, time_us);
-            }
             What::Refused { pool, size_bytes, stream, tag, .. } => {
                 let on_device = self.reserved.iter().filter(|(other, _)| device(other) == device(&pool));
                 let reserved_bytes = on_device.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
@@ -293,9 +289,7 @@ impl Converter {
 fn base(recording: &Recording) -> u64 {
     let addresses = || {
         recording.events.iter().filter_map(|event| match event.what {
-            What::Alloc { address, .. } | What::Free { address, .. } | What::Resize { address, .. } => {
-                Some(address)
-            }
+            What::Alloc { address, .. } | What::Free { address, .. } => Some(address),
             _ => None,
         })
     };

@@ -55,8 +55,7 @@ impl World<'_> {
 
     /// The bytes that the budget counts, and its maximum while graphs have memory.
     fn budgeted_bytes(&self) -> (u64, u64) {
-        let growing = self.growing.iter().map(|growing| growing.block.size_bytes().next_multiple_of(256));
-        let known_bytes = self.twin.whole_bytes() + growing.sum::<u64>();
+        let known_bytes = self.twin.whole_bytes();
         (known_bytes, known_bytes + self.twin.chunks_bytes_max())
     }
 }

@@ -84,8 +84,7 @@ impl World<'_> {
 
     fn sums_add_up(&self, status: &Status, (peak_bytes, peak_most_bytes): (u64, u64)) -> bool {
         let found_bytes = status.in_use_peak_bytes;
-        // Adapted pools are built with `exact_peaks`.
-        let is_peak = match self.subject.is_caching() && !self.subject.is_adapted {
+        let is_peak = match self.subject.is_caching() {
             true => found_bytes >= peak_bytes && found_bytes <= status.reserved_peak_bytes,
             false => (peak_bytes..=peak_most_bytes).contains(&found_bytes),
         };

@@ -41,9 +41,14 @@ impl World<'_> {
                 self.next_name += 1;
                 Ok(())
             }
-            Err(PoolError::Unsupported(
-                Unsupported::OnBackend { .. } | Unsupported::OnSegments { .. } | Unsupported::OnKind { .. },
-            )) if !self.subject.grows() => Ok(()),
+            Err(
+                PoolError::Unsupported(
+                    Unsupported::OnBackend { .. }
+                    | Unsupported::OnSegments { .. }
+                    | Unsupported::OnKind { .. },
+                )
+                | PoolError::Refused { .. },
+            ) if !self.subject.grows() => Ok(()),
             Err(PoolError::TooLarge { .. }) if max_bytes > self.case.memory_bytes => Ok(()),
             Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),
@@ -68,10 +73,6 @@ impl World<'_> {
         let (after_bytes, counters) = (block.size_bytes(), self.growing[index].counters);
         coverage.count("resize", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
-        if !shrinks && outcome.is_err() {
-            // An adaptor may have refused the growth after the backend had grown the block.
-            self.twin.note_undone_growth(counters, size_bytes - before_bytes);
-        }
         let expected_bytes = if shrinks || outcome.is_ok() { size_bytes } else { before_bytes };
         if after_bytes != expected_bytes {
             return Err(format!("it has {after_bytes} bytes, not {expected_bytes}"));
@@ -83,9 +84,6 @@ impl World<'_> {
         match outcome {
             Ok(()) => Ok(()),
             Err(PoolError::Device(DeviceError::Driver(_))) if seen.refused().is_some() => Ok(()),
-            Err(error) if !shrinks && self.is_adaptors_right(&error, size_bytes - before_bytes) => Ok(()),
-            // The fill does not support growable blocks.
-            Err(PoolError::Refused { adaptor, .. }) if self.adapted.is_some() && adaptor == "fill" => Ok(()),
             Err(PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. }) if !shrinks => {
                 self.growth_is_impossible(index, size_bytes, seen.refused().is_some())
             }
@@ -103,7 +101,6 @@ impl World<'_> {
         self.pool().reclaim().map_err(text)?;
         match self.growing[index].block.grow_to(size_bytes) {
             Err(PoolError::OutOfMemory { .. } | PoolError::LimitReached { .. }) => Ok(()),
-            Err(error) if self.is_adaptors_right(&error, size_bytes) => Ok(()),
             other => Err(format!("it could not grow, but after a reclaim by hand: {other:?}")),
         }
     }

@@ -240,7 +240,7 @@ impl World<'_> {
         // Backends other than `caching` retry frees on streams of other libraries later, so some memory may be pending.
         let waits = !self.subject.is_caching() && self.streams.had_foreign();
         // Without virtual memory, an alignment costs padding in front of the block.
-        let alignment_max = if self.subject.grows() { 2 << 20 } else { 256 };
+        let alignment_max = if self.subject.maps() { 2 << 20 } else { 256 };
         let is_plain = alignment <= alignment_max && self.twin.is_empty() && self.growing.is_empty();
         let is_alone = is_plain && self.pools.len() == 1 && self.taken_bytes == 0 && !self.has_lost && !waits;
         if is_alone && self.counted_bytes(request) <= self.room_bytes(pool) {

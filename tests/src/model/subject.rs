@@ -64,6 +64,11 @@ impl Subject {
 
     /// True if the pool supports growable blocks.
     pub(super) fn grows(self) -> bool {
+        self.maps() && !self.is_adapted
+    }
+
+    /// True if the pool maps memory.
+    pub(super) fn maps(self) -> bool {
         self.is_caching() && !self.plain_segments && self.kind == MemoryKind::Device
     }
 
@@ -117,9 +122,6 @@ impl Subject {
     ) -> Result<Pool, PoolError> {
         let adaptors = adapted.map(Adapted::adaptors).into_iter().flatten();
         let mut builder = adaptors.fold(self.builder(device)?, PoolBuilder::adaptor);
-        if self.is_adapted {
-            builder = builder.conf("exact_peaks:true")?;
-        }
         if let Some(limit_bytes) = self.hard_limit_bytes(case) {
             builder = builder.hard_limit(limit_bytes);
         }

@@ -210,11 +210,6 @@ impl Twin {
     /// Notes a failed allocation that the pool may have counted.
     pub fn note_undone(&mut self, pool: usize, counted_bytes: u64) {
         self.pools[pool].undone_count += 1;
-        self.note_undone_growth(pool, counted_bytes);
-    }
-
-    /// Notes a failed growth that the pool may have counted.
-    pub fn note_undone_growth(&mut self, pool: usize, counted_bytes: u64) {
         let counters = &mut self.pools[pool];
         let most_bytes = (counters.in_use_bytes + counters.spare_bytes).saturating_add(counted_bytes);
         counters.peak_bytes.1 = counters.peak_bytes.1.max(most_bytes);

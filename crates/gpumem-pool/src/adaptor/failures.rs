@@ -1,6 +1,6 @@
 //! [`Failures`]: injected allocation failures, for testing a program's error handling.
 
-use super::{Adaptor, Change, Grant, Next, Request};
+use super::{Adaptor, Grant, Next, Request};
 use crate::error::{OutOfMemory, PoolError, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +64,7 @@ impl Failures {
         Self::new(Rule::Above(size_bytes))
     }
 
-    /// Fails the allocations for which `fails` returns true. It is not called for growable blocks.
+    /// Fails the allocations for which `fails` returns true.
     #[must_use]
     pub fn when(fails: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static) -> Self {
         Self::new(Rule::When(Box::new(fails)))
@@ -93,14 +93,15 @@ impl Failures {
         Self { rule, error: None, seen_count: AtomicU64::new(0), failed_count: AtomicU64::new(0) }
     }
 
-    fn look(&self, size_bytes: u64, device: &Device, request: Option<&Request<'_>>) -> Result<(), PoolError> {
+    fn look(&self, request: &Request<'_>) -> Result<(), PoolError> {
+        let size_bytes = request.size_bytes();
         let number = self.seen_count.fetch_add(1, Ordering::Relaxed) + 1;
         let fails = match &self.rule {
             Rule::Nth(nth) => number == *nth,
             Rule::Every(count) => *count != 0 && number.is_multiple_of(*count),
             Rule::Share { share, seed } => die(*seed, number) < *share,
             Rule::Above(limit_bytes) => size_bytes > *limit_bytes,
-            Rule::When(fails) => request.is_some_and(fails),
+            Rule::When(fails) => fails(request),
         };
         if !fails {
             return Ok(());
@@ -108,7 +109,7 @@ impl Failures {
         self.failed_count.fetch_add(1, Ordering::Relaxed);
         Err(match &self.error {
             Some(make) => make(size_bytes),
-            None => device_full(size_bytes, device),
+            None => device_full(size_bytes, request.device()),
         })
     }
 }
@@ -119,12 +120,8 @@ impl Adaptor for Failures {
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        self.look(request.size_bytes(), request.device(), Some(request))?;
+        self.look(request)?;
         next.alloc(request)
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.look(change.to_bytes(), change.device(), None)
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Fill`]: sets the bytes of every block to a value, at allocation or at free.
 
-use super::{Adaptor, Change, Grant, Next, Release, Request};
+use super::{Adaptor, Grant, Next, Release, Request};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_device::{CaptureError, DeviceError};
@@ -84,10 +84,6 @@ impl Adaptor for Fill {
         if !release.queue(set) {
             self.has_missed.store(true, Ordering::Relaxed);
         }
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        Err(change.refused(self.name(), "does not set the bytes of growable blocks"))
     }
 }
 

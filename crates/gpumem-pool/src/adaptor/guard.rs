@@ -10,7 +10,7 @@
 mod slots;
 
 use super::fill::set_now;
-use super::{Adaptor, Change, Damage, Grant, Next, PoolId, Release, Request, Side};
+use super::{Adaptor, Damage, Grant, Next, PoolId, Release, Request, Side};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
 use core::fmt;
@@ -179,10 +179,6 @@ impl Adaptor for Guard {
         if !is_checked {
             self.unchecked_count.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        Err(change.refused(self.name(), "does not guard growable blocks"))
     }
 }
 

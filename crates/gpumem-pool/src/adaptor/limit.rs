@@ -1,6 +1,6 @@
 //! [`Budget`]: bounds the bytes in use at a time, over all pools that share it.
 
-use super::{Adaptor, Change, Grant, Next, Release, Request};
+use super::{Adaptor, Grant, Next, Release, Request};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
 use core::fmt;
@@ -120,14 +120,6 @@ impl Adaptor for Budget {
 
     fn free(&self, release: &Release<'_>) {
         self.give_back(counted(release.size_bytes()));
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.take(counted(change.to_bytes()).saturating_sub(counted(change.from_bytes())))
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        self.give_back(counted(change.from_bytes()).saturating_sub(counted(change.to_bytes())));
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Tracking`]: the live blocks, and where they were allocated.
 
-use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
+use super::{Adaptor, Grant, Next, PoolId, Release, Request};
 use crate::error::PoolError;
 use core::fmt;
 use gpumem_device::Bytes;
@@ -170,28 +170,6 @@ impl Adaptor for Tracking {
 
     fn free(&self, release: &Release<'_>) {
         self.lock().remove(release.pool(), release.address());
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        if change.from_bytes() == 0 {
-            let whole = (change.address(), change.to_bytes());
-            self.add(whole, change.stream_id(), change.tag(), (change.pool(), change.pool_name()));
-        } else if let Some(block) = self.lock().find(change.pool(), change.address()) {
-            block.size_bytes = change.to_bytes();
-        }
-        Ok(())
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        let mut table = self.lock();
-        match change.to_bytes() {
-            0 => table.remove(change.pool(), change.address()),
-            to_bytes => {
-                if let Some(block) = table.find(change.pool(), change.address()) {
-                    block.size_bytes = to_bytes;
-                }
-            }
-        }
     }
 
     fn close(&self, pool: PoolId) {

@@ -125,7 +125,7 @@ fn values_are_read_in_any_case() {
         .build()
         .unwrap();
     assert_eq!((pool.backend(), pool.kind()), (BackendKind::None, MemoryKind::Host));
-    let pool = of(&[("GPUMEM_CONF", "Backend:None, EXACT_PEAKS:True, profile:Fast, hard_limit:50%FREE")])
+    let pool = of(&[("GPUMEM_CONF", "Backend:None, OVERSUBSCRIBE:True, profile:Fast, hard_limit:50%FREE")])
         .build()
         .unwrap();
     assert_eq!(pool.backend(), BackendKind::None);

@@ -31,7 +31,6 @@ pub(crate) const CACHES: Instead = [None, None, CACHES_NOTHING, None];
 pub(crate) const CACHING: Instead = [None, ONLY_CACHING, CACHES_NOTHING, None];
 pub(crate) const MAPPED: Instead =
     [None, ONLY_CACHING, CACHES_NOTHING, Some("memory in plain segments is never remapped")];
-pub(crate) const PEAKS: Instead = [None, PEAKS_ARE_EXACT, PEAKS_ARE_EXACT, None];
 pub(crate) const SEGMENTS: Instead = [
     Some("idle memory around small blocks is remapped for large blocks; set profile:tight to reserve less"),
     Some(
@@ -53,7 +52,6 @@ pub(crate) const VIRTUAL: Instead = [
 
 const ONLY_CACHING: Option<&str> = Some("only the backend caching has this tuning option");
 const CACHES_NOTHING: Option<&str> = Some("this backend caches nothing");
-const PEAKS_ARE_EXACT: Option<&str> = Some("its peaks are always exact");
 const SOFT_ABOVE_HARD: &str = "it is above the hard limit; set a soft limit below the hard limit";
 
 /// The given options that have no effect on a backend. `can_map` states whether its memory can be remapped, and

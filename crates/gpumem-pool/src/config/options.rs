@@ -9,7 +9,7 @@
 //! with `only variable "GPUMEM_…"`, just the variable. Marks stand before `=>`. `preset`: profiles set the option, and
 //! [`Profile::options`] lists it. `hidden`: the option is for benches, and its text is on the hidden page [`tuning_options`].
 
-use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
+use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, SEGMENTS, VIRTUAL};
 use crate::config::values::{
     boolean, byte_count, fraction, handle_pages, limit, microseconds, milliseconds, named, no_caching,
     number, rounding, share, split_bytes,
@@ -45,7 +45,6 @@ macro_rules! scope {
     (CACHES) => { "`caching`, `native`" };
     (CACHING) => { "`caching`" };
     (MAPPED) => { "`caching` over virtual memory" };
-    (PEAKS) => { "`caching`; always exact with others" };
     (SEGMENTS) => { "`caching` over plain segments" };
     (VIRTUAL) => { "`caching`" };
 }
@@ -319,9 +318,6 @@ options! {
         "all cached memory is released once this time has passed without an allocation. There is no background thread: the \
          time is checked when the host waits for a stream or the device, when it queries whether work is complete, and when \
          another pool of the device allocates on the slow path. It begins at the first such moment after an allocation";
-    exact_peaks: bool = boolean("`true` or `false`") default "`false`" => exact_peaks on PEAKS:
-        "whether the peak of memory in use (`Status::in_use_peak_bytes`) is exact to the byte rather than an upper bound. The \
-         cost: every allocation and free takes the slow path, as with an adaptor";
     flight_recorder: FlightRecorder = named("`off`, `on`, or the path of a file (flight.trace)") default "`off`"
         => flight_recorder on ALL, setter(impl Into<FlightRecorder>), variable "GPUMEM_FLIGHT_RECORDER":
         "whether the last events of each thread are kept in memory, and written to a file when a request is refused with a report; \
@@ -473,21 +469,6 @@ options! {
     /// the option works as in PyTorch.
     ///
     /// # Examples
-    ///
-    /// Exact peaks:
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, Pool, Profile, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).profile(Profile::Fast).conf("exact_peaks:true")?.build()?;
-    /// let stream = Stream::new(&device)?;
-    /// pool.reserve(256 << 20)?;
-    /// (20..30).try_for_each(|mib| pool.alloc(mib << 20, &stream).map(drop))?;
-    /// assert_eq!(pool.status()?.in_use_peak_bytes, 29 << 20);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// Cached memory is released when the program is idle:
     ///

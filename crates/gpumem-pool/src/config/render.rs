@@ -58,10 +58,10 @@ mod tests {
         for text in [
             "",
             "kind:unified,backend:native,profile:tight,hard_limit:50%,soft_limit:1536MiB",
-            "hard_limit:10001,garbage_collection_threshold:0.75,trim_when_idle_ms:5,exact_peaks:true",
+            "hard_limit:10001,garbage_collection_threshold:0.75,trim_when_idle_ms:5",
             "peers:all",
             "peers:[0,1]",
-            "exact_peaks:false,flight_recorder:a.trace,oversubscribe:true",
+            "flight_recorder:a.trace,oversubscribe:true,exportable:true",
             "flight_recorder:off,oversubscribe:false,expandable_segments:false,wait_deadline_ms:100,growth_slack:7,handle_bytes_max:4MiB",
             "roundup_power2_divisions:32,max_split_size_mb:64,magazine_bytes_min:2097152,poll_budget_us:15",
             "inserted_waits:true,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",

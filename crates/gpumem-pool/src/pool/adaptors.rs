@@ -6,17 +6,12 @@
 //! [`Stack`], and its block stores the entry's number instead of the backend's record. Each such block therefore has its own entry, even if
 //! other blocks start at the same address, and the holding ends with that block.
 
-mod change;
 mod opening;
-mod peak;
 mod release;
 mod request;
 mod settings;
 
-pub use change::Change;
-pub(crate) use change::Subject;
 pub use opening::Opening;
-pub(crate) use peak::PeakAdaptor;
 pub use release::Release;
 pub use request::Request;
 pub use settings::PoolSettings;
@@ -42,7 +37,7 @@ use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUdeviceptr;
 use request::RequestedFrom;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor). The crate provides
@@ -113,28 +108,11 @@ pub trait Adaptor: Send + Sync {
     /// another allocation can get this address. Must not wait.
     fn free(&self, release: &Release<'_>) {}
 
-    /// Called before a growable block gets more memory.
-    ///
-    /// # Errors
-    ///
-    /// The adaptor's refusal: [`PoolError::Refused`] if no other variant fits. [`Adaptor::shrink`] is then called on the adaptors that have already agreed.
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        Ok(())
+    /// True if a pool with this adaptor has growable blocks, of which the adaptor sees nothing.
+    #[doc(hidden)]
+    fn allows_growable_blocks(&self) -> bool {
+        false
     }
-
-    /// Called after a growable block has grown, and before the program may use the new memory. The innermost adaptor is
-    /// called first.
-    ///
-    /// # Errors
-    ///
-    /// The adaptor's failure: [`PoolError::Refused`] if no other variant fits. The block then returns to its earlier size.
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        Ok(())
-    }
-
-    /// Called before a growable block loses memory, including when it is dropped or when a growth fails ([`Change::is_undone`]). Must not
-    /// wait.
-    fn shrink(&self, change: &Change<'_>) {}
 
     /// Lets another device use the memory of other pools that the adaptor's grants come from.
     ///
@@ -428,41 +406,11 @@ impl Stack {
         self.holdings().get(number).map_or(0, Holding::nesting)
     }
 
-    /// Grows a growable block if all adaptors agree. `shrink` undoes the growth if an adaptor refuses afterwards.
-    pub(crate) fn grow(
-        &self,
-        hub: &Hub,
-        subject: &Subject<'_>,
-        (from_bytes, to_bytes): (u64, u64),
-        grow: impl FnOnce() -> Result<(), PoolError>,
-        shrink: impl FnOnce(),
-    ) -> Result<(), PoolError> {
-        let change = Change::new(subject, hub, from_bytes, to_bytes);
-        for (level, adaptor) in self.adaptors.iter().enumerate() {
-            let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grow(&change)));
-            if !matches!(answer, Ok(Ok(()))) {
-                notify_shrink(&self.adaptors[..level], &change.backwards(true));
-                return answer.unwrap_or_else(|payload| resume_unwind(payload));
-            }
-        }
-        grow().inspect_err(|_| notify_shrink(&self.adaptors, &change.backwards(true)))?;
-        for (level, adaptor) in self.adaptors.iter().enumerate().rev() {
-            let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grown(&change)));
-            if !matches!(answer, Ok(Ok(()))) {
-                let (without, with) = self.adaptors.split_at(level + 1);
-                notify_shrink(without, &change.backwards(true));
-                notify_shrink(with, &change.backwards(false));
-                shrink();
-                return answer.unwrap_or_else(|payload| resume_unwind(payload));
-            }
-        }
-        Ok(())
-    }
-
-    /// Notifies the adaptors that a growable block is about to shrink.
-    pub(crate) fn shrink(&self, hub: &Hub, subject: &Subject<'_>, from_bytes: u64, to_bytes: u64) {
-        if from_bytes != to_bytes {
-            notify_shrink(&self.adaptors, &Change::new(subject, hub, from_bytes, to_bytes));
+    /// Refuses a growable block if an adaptor must see every byte of its pool.
+    pub(crate) fn check_growable(&self, max_bytes: u64) -> Result<(), PoolError> {
+        match self.adaptors.iter().position(|adaptor| !adaptor.allows_growable_blocks()) {
+            Some(level) => Err(self.refusal(level, max_bytes, "does not support growable blocks")),
+            None => Ok(()),
         }
     }
 
@@ -545,11 +493,6 @@ impl Stack {
     fn holdings(&self) -> MutexGuard<'_, Holdings> {
         self.holdings.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Notifies adaptors of a shrink. This often runs in a drop, so panics are caught.
-fn notify_shrink(adaptors: &[Arc<dyn Adaptor>], change: &Change<'_>) {
-    adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.shrink(change))));
 }
 
 /// Returns the view of released memory for an adaptor: `place` is the range that it passed on, `whole` includes what it hid.

@@ -3,7 +3,6 @@
 use crate::backend::{CachingPool, MemorySource};
 use crate::config::MemoryKind;
 use crate::error::{PoolError, Unsupported};
-use crate::pool::adaptors::Subject;
 use crate::pool::frames;
 use crate::pool::hub::Hub;
 use crate::pool::request::{Origin, check, ladder};
@@ -66,6 +65,9 @@ impl GrowableBlock {
         let origin = Origin { size_bytes: Some(max_bytes), stream: Some(stream.id()), tag: 0 };
         pool.with_report(check::size(pool, max_bytes), &origin)?;
         pool.check_awake()?;
+        if let Some(stack) = pool.stack() {
+            pool.with_report(stack.check_growable(max_bytes), &origin)?;
+        }
         let (id, address) = growing(pool)?.add(max_bytes.max(1))?;
         Ok(Self {
             pool: pool.clone(),
@@ -124,8 +126,6 @@ impl GrowableBlock {
     /// - [`PoolError::BeyondMaximum`] if `size_bytes` exceeds the maximum.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::OutOfMemory`] if the device has no free memory.
-    /// - [`PoolError::Refused`] in a pool with [`Fill`](crate::adaptor::Fill) or [`Guard`](crate::adaptor::Guard).
-    /// - [`PoolError::LimitReached`] or another error of an adaptor.
     /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
     /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
@@ -140,23 +140,14 @@ impl GrowableBlock {
             });
         }
         if size_bytes > self.size_bytes {
-            let grow = || self.grow_adapted(size_bytes);
-            let grown = grow().or_else(|error| ladder::retry_over_budget(&self.pool, error, grow));
+            let growing = growing(&self.pool)?;
+            let grown = growing.grow_to(self.id, size_bytes, |search| ladder::climb(&self.pool, search));
             let origin = Origin { size_bytes: None, stream: Some(self.owner_stream), tag: self.tag_number() };
             self.pool.with_report(grown, &origin)?;
-            frames::count_change(self.pool.tags(), self.tag_number(), self.size_bytes, size_bytes);
+            self.count_change(size_bytes);
             self.size_bytes = size_bytes;
         }
         Ok(())
-    }
-
-    fn grow_adapted(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let growing = growing(&self.pool)?;
-        let grow = || growing.grow_to(self.id, size_bytes, |search| ladder::climb(&self.pool, search));
-        let Some(stack) = self.pool.stack() else { return grow() };
-        // Memory that cannot be returned now is returned at the next opportunity.
-        let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));
-        stack.grow(&self.pool, &self.subject(), (self.size_bytes, size_bytes), grow, shrink)
     }
 
     /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes beyond the new size. Memory that
@@ -171,7 +162,7 @@ impl GrowableBlock {
         if size_bytes >= self.size_bytes {
             return Ok(());
         }
-        self.notify_shrink(size_bytes);
+        self.count_change(size_bytes);
         self.size_bytes = size_bytes;
         growing(&self.pool)?.shrink_to(self.id, size_bytes, &self.stamps())
     }
@@ -184,18 +175,9 @@ impl GrowableBlock {
         }
     }
 
-    fn notify_shrink(&self, to_bytes: u64) {
-        if let Some(stack) = self.pool.stack() {
-            stack.shrink(&self.pool, &self.subject(), self.size_bytes, to_bytes);
-        }
+    /// Counts a new size for the block's tag.
+    fn count_change(&self, to_bytes: u64) {
         frames::count_change(self.pool.tags(), self.tag_number(), self.size_bytes, to_bytes);
-    }
-
-    /// Returns the view of the block that adaptors receive.
-    fn subject(&self) -> Subject<'_> {
-        let Self { address, ref pool, owner_stream, ref uses, .. } = *self;
-        let (tag, uses) = (self.tag_number(), uses.load(Ordering::Relaxed));
-        Subject { address, device: pool.device(), tag, owner_stream, uses }
     }
 
     fn tag_number(&self) -> u16 {
@@ -226,7 +208,7 @@ impl Drop for GrowableBlock {
         if fork::is_child() {
             return;
         }
-        self.notify_shrink(0);
+        self.count_change(0);
         if let Ok(growing) = growing(&self.pool) {
             growing.remove(self.id, &self.stamps());
         }

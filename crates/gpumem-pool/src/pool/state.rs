@@ -8,7 +8,6 @@ use crate::pool::adaptors::{Adaptor, BackingAllocation, Stack};
 use crate::pool::block::Block;
 use crate::pool::graph_memory::GraphMemory;
 use crate::pool::hub::Hub;
-use crate::pool::peak::PeakCounter;
 use crate::pool::request::report::{self, Origin};
 use crate::pool::{events, frames};
 use core::ops::Deref;
@@ -26,8 +25,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct State {
     hub: Hub,
     graph_memory: Arc<GraphMemory>,
-    /// The counter of the innermost adaptor, if exact peaks were requested.
-    peak: Option<Arc<PeakCounter>>,
     /// The adaptors around the backend, if any.
     stack: Option<Stack>,
     /// The adaptors that the pool was built with, innermost first.
@@ -64,15 +61,10 @@ const _: () = {
 pub(crate) struct PoolHandle(StateRef);
 
 impl PoolHandle {
-    /// Creates a state with one handle. `adaptors` are the ones around `peak`, innermost first; `stack` has both.
-    pub(crate) fn new(
-        hub: Hub,
-        peak: Option<Arc<PeakCounter>>,
-        adaptors: Vec<Arc<dyn Adaptor>>,
-        stack: Option<Stack>,
-    ) -> Self {
+    /// Creates a state with one handle. `adaptors` are those of `stack`, innermost first.
+    pub(crate) fn new(hub: Hub, adaptors: Vec<Arc<dyn Adaptor>>, stack: Option<Stack>) -> Self {
         let graph_memory = GraphMemory::of(hub.clocks());
-        let state = State { hub, graph_memory, peak, stack, adaptors, parts: Mutex::default() };
+        let state = State { hub, graph_memory, stack, adaptors, parts: Mutex::default() };
         Self(StateRef(NonNull::from(Box::leak(Box::new(state)))))
     }
 }
@@ -342,11 +334,6 @@ impl Deref for State {
 impl State {
     pub(crate) fn graph_memory(&self) -> &Arc<GraphMemory> {
         &self.graph_memory
-    }
-
-    /// The counter of the innermost adaptor, if exact peaks were requested.
-    pub(crate) fn peak(&self) -> Option<&PeakCounter> {
-        self.peak.as_deref()
     }
 
     /// The adaptors that the pool was built with, innermost first.

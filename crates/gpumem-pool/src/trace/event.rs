@@ -86,19 +86,6 @@ pub enum What {
         /// The number of blocks, growable ones excluded.
         block_count: u64,
     },
-    /// A growable block changed its size.
-    Resize {
-        /// The pool.
-        pool: u32,
-        /// The address.
-        address: u64,
-        /// The new size; 0 at its end.
-        size_bytes: u64,
-        /// The owner stream.
-        stream: u64,
-        /// The number of the tag, as in [`What::Alloc`].
-        tag: u32,
-    },
     /// A stream was made to wait for all work queued on another.
     Wait {
         /// The waiting stream.
@@ -147,10 +134,9 @@ pub(super) enum EventKind {
     StreamDone = 7,
     MarkDone = 8,
     DeviceDone = 9,
-    Resize = 10,
-    Refused = 11,
-    Reserved = 12,
-    InUse = 13,
+    Refused = 10,
+    Reserved = 11,
+    InUse = 12,
 }
 
 /// An event without its time: address or event, size or other number, stream, and pool with tag. The value of a free is
@@ -173,7 +159,6 @@ impl EventKind {
             Self::StreamDone,
             Self::MarkDone,
             Self::DeviceDone,
-            Self::Resize,
             Self::Refused,
             Self::Reserved,
             Self::InUse,
@@ -210,7 +195,7 @@ impl Raw {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
         match self.kind {
-            EventKind::Alloc | EventKind::Resize | EventKind::Refused => Some((pool, tag)),
+            EventKind::Alloc | EventKind::Refused => Some((pool, tag)),
             EventKind::Use | EventKind::Free | EventKind::Reserved | EventKind::InUse => Some((pool, 0)),
             _ => None,
         }
@@ -238,7 +223,6 @@ impl Raw {
             EventKind::StreamDone => What::StreamDone { stream },
             EventKind::MarkDone => What::MarkDone { event: address },
             EventKind::DeviceDone => What::DeviceDone,
-            EventKind::Resize => What::Resize { pool, address, size_bytes: value, stream, tag },
         }
     }
 }

@@ -261,12 +261,11 @@ impl Writer {
 impl Parts {
     /// Adds an event to the live blocks.
     fn note(&mut self, event: &Timed) {
-        let [address, value, _, whose] = event.raw.words;
+        let [address, _, _, whose] = event.raw.words;
         let key = (whose as u32, address);
         let is_newer = |time_ns: &u64| *time_ns > event.time_ns;
         let is_free = match event.raw.kind {
             EventKind::Alloc => false,
-            EventKind::Resize => value == 0,
             EventKind::Free => true,
             _ => return,
         };

@@ -4,7 +4,7 @@ use super::book::{Book, Entry};
 use super::event::{EventKind, Raw};
 use super::rings::Rings;
 use crate::error::PoolError;
-use crate::pool::{Adaptor, Change, Figures, Grant, Next, Opening, PoolId, Release, Request, Witness};
+use crate::pool::{Adaptor, Figures, Grant, Next, Opening, PoolId, Release, Request, Witness};
 use gpumem_device::StreamId;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
 use std::sync::Arc;
@@ -62,13 +62,8 @@ impl<S: Sink> Adaptor for S {
         self.record(Raw::free(pool, address, release.size_bytes(), stream, release.is_complete()));
     }
 
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        resize(self, change);
-        Ok(())
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        resize(self, change);
+    fn allows_growable_blocks(&self) -> bool {
+        true
     }
 
     fn close(&self, pool: PoolId) {
@@ -106,22 +101,6 @@ pub(super) fn figures(record: impl Fn(Raw), pool: u32, figures: Option<Figures>)
         record(Raw::reserved(pool, &figures));
         record(Raw::in_use(pool, &figures));
     }
-}
-
-#[cold]
-fn resize(sink: &impl Sink, change: &Change<'_>) {
-    let (address, whose) = (change.address(), whose(change.pool(), change.tag_number()));
-    if change.is_undone() {
-        return;
-    }
-    if change.to_bytes() < change.from_bytes() {
-        for user in change.users() {
-            let pool = u64::from(number(change.pool()));
-            sink.record(Raw { kind: EventKind::Use, words: [address, 0, user.as_u64(), pool] });
-        }
-    }
-    let words = [address, change.to_bytes(), change.stream_id().as_u64(), whose];
-    sink.record(Raw { kind: EventKind::Resize, words });
 }
 
 pub(super) fn raw_of(event: OrderEvent) -> Raw {

@@ -40,7 +40,7 @@ fn alloc(address: u64) -> Raw {
 
 fn timed() -> impl Strategy<Value = Timed> {
     let words = prop_oneof![any::<[u64; 4]>(), any::<[u8; 4]>().prop_map(|words| words.map(u64::from))];
-    (1_u8..=13, 0..1_u64 << 56, words).prop_map(|(kind, time_ns, words)| Timed {
+    (1_u8..=12, 0..1_u64 << 56, words).prop_map(|(kind, time_ns, words)| Timed {
         time_ns,
         raw: Raw { kind: EventKind::of(kind).unwrap(), words },
     })

@@ -2,7 +2,7 @@
 //! The table is places × calls, and a pair that takes long has a deadlock.
 
 use crate::fixture::{built_backends, small};
-use gpumem_pool::adaptor::{Adaptor, Change, Failures, Grant, Next, Opening, Release, Request, Tracking};
+use gpumem_pool::adaptor::{Adaptor, Failures, Grant, Next, Opening, Release, Request, Tracking};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{
     BackendKind, Capture, CaptureMode, Device, DeviceError, Event, HostMemory, Keep, MemoryRange, Pool,
@@ -190,9 +190,6 @@ const PLACES: &[Place] = &[
     ("an allocation of an adaptor", |scene, inside| hooked(scene, "alloc", inside)),
     ("an answer of an adaptor", |scene, inside| hooked(scene, "answer", inside)),
     ("a free of an adaptor", |scene, inside| hooked(scene, "free", inside)),
-    ("a growth of an adaptor", |scene, inside| hooked(scene, "grow", inside)),
-    ("an agreed growth of an adaptor", |scene, inside| hooked(scene, "grown", inside)),
-    ("a shrink of an adaptor", |scene, inside| hooked(scene, "shrink", inside)),
     ("the close of an adaptor", |scene, inside| hooked(scene, "close", inside)),
     ("a waker", |scene, inside| {
         let wakes = Arc::new(Wakes(Mutex::default(), inside));
@@ -320,20 +317,6 @@ impl Adaptor for Hook {
         self.reach("free");
     }
 
-    fn grow(&self, _: &Change<'_>) -> Outcome {
-        self.reach("grow");
-        Ok(())
-    }
-
-    fn grown(&self, _: &Change<'_>) -> Outcome {
-        self.reach("grown");
-        Ok(())
-    }
-
-    fn shrink(&self, _: &Change<'_>) {
-        self.reach("shrink");
-    }
-
     fn close(&self, _: PoolId) {
         self.reach("close");
     }
@@ -343,10 +326,6 @@ impl Adaptor for Hook {
 fn hooked(scene: &Scene, at: &'static str, inside: Inside) -> Outcome {
     let pool = scene.with_adaptor(Hook::new(at, inside))?;
     drop(pool.alloc(MIB, &scene.foreign)?);
-    if let Ok(mut block) = pool.growable(64 * MIB, &scene.foreign) {
-        block.grow_to(8 * MIB)?;
-        block.shrink_to(MIB)?;
-    }
     Ok(())
 }
 
@@ -368,15 +347,12 @@ fn run(backend: BackendKind, place: Place, call: Call) -> Option<String> {
         let _ = scene.pool.alloc(1, &scene.own);
         done.send(*reached.lock().unwrap()).unwrap();
     });
-    // Only `caching` has blocks that grow.
-    let may_miss =
-        backend != BackendKind::Caching && (place.0.contains("growth") || place.0.contains("shrink"));
     let what = match ended.recv_timeout(DEADLOCK_AFTER) {
-        Ok(is_reached) if is_reached || may_miss => {
+        Ok(true) => {
             thread.join().err()?;
             "panics in the end"
         }
-        Ok(_) => "is not called",
+        Ok(false) => "is not called",
         Err(RecvTimeoutError::Timeout) => "hangs",
         Err(RecvTimeoutError::Disconnected) => "panics",
     };

@@ -1,10 +1,8 @@
 //! Counters by tag, by stream and by scope, and peaks that are reset.
 
 use crate::fixture::{on_each_backend, small};
-use gpumem_pool::adaptor::Guard;
-use gpumem_pool::{Capture, CaptureMode, Pool, PoolError, Profile, Scope, ScopeUsage, Tag};
+use gpumem_pool::{Capture, CaptureMode, Pool, PoolError, Scope, ScopeUsage, Tag};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
@@ -247,47 +245,6 @@ fn peaks_can_be_reset() {
         let more = pool.alloc(20 << 20, &stream).unwrap();
         assert!(pool.status().unwrap().in_use_peak_bytes >= 28 << 20);
         drop((kept, more));
-    });
-}
-
-/// The counts are exact with any cached memory and any adaptors.
-#[test]
-fn a_peak_is_exact_on_request() {
-    on_each_backend(&small(), |fixture| {
-        let builder =
-            fixture.builder().profile(Profile::Fast).hard_limit(512 * MIB).conf("exact_peaks:true").unwrap();
-        let (pool, stream) = (builder.adaptor(Arc::new(Guard::new())).build().unwrap(), fixture.stream());
-        pool.reserve(300 * MIB).unwrap();
-        let private = pool.private(256 * MIB).unwrap();
-        let peak_bytes = |pool: &Pool| pool.status().unwrap().in_use_peak_bytes;
-        let (mut blocks, mut most_bytes) = (VecDeque::new(), 0);
-        for round in 0_u64..200 {
-            // Various sizes, each a few times; three live blocks at a time.
-            let size_bytes = 1 + (round / 3 * 7_777_777) % (20 * MIB) / (1 << (round % 7));
-            blocks.push_back(pool.alloc(size_bytes, &stream).unwrap());
-            most_bytes = most_bytes.max(pool.status().unwrap().in_use_bytes);
-            assert_eq!(peak_bytes(&pool), most_bytes);
-            blocks.truncate(if round % 10 == 9 { 0 } else { 3 });
-            blocks.rotate_left(blocks.len().min(1));
-        }
-        assert!(pool.alloc(512 * MIB + 1, &stream).is_err());
-        assert_eq!(peak_bytes(&pool), most_bytes, "what is refused was never in use");
-        assert_eq!(peak_bytes(&private), 0);
-        drop(blocks);
-        pool.reset_peaks().unwrap();
-        assert_eq!(peak_bytes(&pool), 0);
-        let pool = fixture.builder().hard_limit(512 * MIB).conf("exact_peaks:true").unwrap().build().unwrap();
-        if let Ok(mut block) = pool.growable(700 * MIB, &stream) {
-            block.grow_to(30 * MIB).unwrap();
-            block.shrink_to(7 * MIB).unwrap();
-            block.grow_to(9 * MIB).unwrap();
-            assert!(block.grow_to(600 * MIB).is_err());
-            drop(block);
-            assert_eq!(peak_bytes(&pool), 30 * MIB);
-        }
-        let kept = pool.alloc(40 * MIB, &stream).unwrap();
-        assert_eq!(peak_bytes(&pool), pool.status().unwrap().in_use_bytes);
-        drop(kept);
     });
 }
 

@@ -2,9 +2,8 @@
 //! waits.
 //!
 //! A block that other streams used is freed at its `f` line. The free takes effect at the first point where the block's own
-//! stream is ordered behind those uses, by waits of that stream through any streams and events, or by a wait of the host. Each
-//! growth of a growable block becomes a block of its own. Events lost while recording are repaired: if a live address is
-//! allocated again, the old block is freed first. A block that is freed, and whose allocation is missing, was live at the
+//! stream is ordered behind those uses, by waits of that stream through any streams and events, or by a wait of the host. Events
+//! lost while recording are repaired: if a live address is allocated again, the old block is freed first. A block that is freed, and whose allocation is missing, was live at the
 //! beginning; without its size (files before version 3) the free is skipped. A flight recorder also states how much memory was in
 //! use in the end: what its events do not account for becomes one block that is live from the beginning to the end.
 
@@ -59,7 +58,6 @@ struct Converter {
     builder: Builder,
     /// Live blocks, by pool and address.
     live: HashMap<(u32, u64), Live>,
-    growing: HashMap<(u32, u64), Growing>,
     streams: Streams,
     /// For each stream: the other streams that it is ordered behind, each up to an event index.
     after: HashMap<u64, HashMap<u64, u64>>,
@@ -78,14 +76,6 @@ struct Live {
     size_bytes: u64,
     /// The index of its tag.
     tag: usize,
-}
-
-/// A growable block.
-#[derive(Default)]
-struct Growing {
-    /// One block for each growth, with its size.
-    pieces: Vec<(u32, u64)>,
-    users: Vec<u64>,
 }
 
 struct Pending {
@@ -110,7 +100,7 @@ impl Converter {
                     let stream = self.streams.index(stream)?;
                     let block = self.builder.alloc(size_bytes, stream);
                     let tag = self.tags.place(recording, pool, 0);
-                    self.tags.grow(tag, size_bytes, true);
+                    self.tags.grow(tag, size_bytes);
                     let live = Live { block, users: Vec::new(), size_bytes, tag };
                     // An address that was freed twice without a block in between cannot be one.
                     self.live.entry((pool, address)).or_insert(live);
@@ -133,10 +123,7 @@ impl Converter {
             }
         }
         let in_use_bytes = in_use.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        let known = self.live.values().map(|live| live.size_bytes);
-        let growing =
-            self.growing.values().flat_map(|growing| growing.pieces.iter().map(|(_, bytes)| *bytes));
-        let known_bytes = known.chain(growing).fold(0, u64::saturating_add);
+        let known_bytes = self.live.values().map(|live| live.size_bytes).fold(0, u64::saturating_add);
         let older_bytes = in_use_bytes.saturating_sub(known_bytes);
         if older_bytes > 0 {
             self.builder.alloc_before(older_bytes, 0);
@@ -153,13 +140,11 @@ impl Converter {
                 let stream = self.streams.index(stream)?;
                 let block = self.builder.alloc(size_bytes, stream);
                 let tag = self.tags.place(recording, pool, tag);
-                self.tags.grow(tag, size_bytes, true);
+                self.tags.grow(tag, size_bytes);
                 self.live.insert((pool, address), Live { block, users: Vec::new(), size_bytes, tag });
             }
             What::Use { pool, address, stream } => {
-                let of_block = self.live.get_mut(&(pool, address)).map(|live| &mut live.users);
-                let of_growing = self.growing.get_mut(&(pool, address)).map(|growing| &mut growing.users);
-                of_block.or(of_growing).into_iter().for_each(|users| users.push(stream));
+                self.live.get_mut(&(pool, address)).into_iter().for_each(|live| live.users.push(stream));
             }
             What::Free { pool, address, stream, is_complete, .. } => match self.free(pool, address) {
                 None => self.made_up_count += 1,
@@ -169,14 +154,6 @@ impl Converter {
                     }
                 }
             },
-            What::Resize { pool, address, size_bytes, stream, tag } => {
-                let own = (self.streams.index(stream)?, self.tags.place(recording, pool, tag));
-                let mut growing = self.growing.remove(&(pool, address)).unwrap_or_default();
-                self.resize(&mut growing, size_bytes, own, (stream, index));
-                if size_bytes > 0 {
-                    self.growing.insert((pool, address), growing);
-                }
-            }
             What::Refused { size_bytes, stream, .. } => {
                 let stream = stream.map_or(Ok(0), |stream| self.streams.index(stream))?;
                 self.builder.refuse(size_bytes, stream);
@@ -218,32 +195,6 @@ impl Converter {
             _ => {}
         }
         Ok(())
-    }
-
-    /// Resizes a growable block: a growth adds a block, a shrink frees blocks from the end.
-    fn resize(
-        &mut self,
-        growing: &mut Growing,
-        size_bytes: u64,
-        (stream, tag): (u16, usize),
-        (home, index): (u64, u64),
-    ) {
-        let is_first = growing.pieces.is_empty();
-        let users = std::mem::take(&mut growing.users);
-        let mut has_bytes = growing.pieces.iter().map(|(_, piece_bytes)| piece_bytes).sum::<u64>();
-        while has_bytes > size_bytes
-            && let Some((block, piece_bytes)) = growing.pieces.pop()
-        {
-            self.builder.free(block);
-            self.tags.free(tag, piece_bytes);
-            self.defer(Pending { block, home, users: users.clone(), index });
-            has_bytes -= piece_bytes;
-        }
-        let more_bytes = size_bytes - has_bytes;
-        if more_bytes > 0 {
-            growing.pieces.push((self.builder.alloc(more_bytes, stream), more_bytes));
-            self.tags.grow(tag, more_bytes, is_first);
-        }
     }
 
     /// Defers a free until its uses are ordered before.
@@ -470,46 +421,6 @@ mod tests {
                 .join("\n")]
         );
         drop((old, new));
-        std::fs::remove_file(path).unwrap();
-    }
-
-    /// Each growth of a growable block becomes a block; memory given up by a shrink waits for its users.
-    #[test]
-    fn growth_is_replayed_as_blocks() {
-        let path = scratch("growing");
-        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
-        let device = Device::new(&driver, 0).unwrap();
-        let builder = Pool::builder(&device).backend(BackendKind::Caching);
-        let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();
-        let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
-        let scope = pool.scope("log");
-        let mut log = pool.growable(64 << 20, &home).unwrap();
-        drop(scope);
-        log.grow_to(5000).unwrap();
-        log.grow_to(8000).unwrap();
-        log.record_use(&other);
-        log.shrink_to(6000).unwrap();
-        home.wait_for(&other).unwrap();
-        log.grow_to(9000).unwrap();
-        drop((log, pool));
-
-        let trace = Trace::read(&path).unwrap();
-        assert_eq!(trace.disagreements(), Vec::<String>::new());
-        let sizes = trace.events().iter().filter_map(|event| match event {
-            Event::Alloc { size_bytes, .. } => Some(*size_bytes),
-            _ => None,
-        });
-        assert_eq!(sizes.collect::<Vec<_>>(), [5000, 3000, 1000, 3000]);
-        assert!(matches!(
-            trace.events()[2..5],
-            [Event::FreeUsed { slot: 1 }, Event::Alloc { .. }, Event::Complete { slot: 1 }]
-        ));
-        assert_eq!(trace.peaks().live_bytes, 9000);
-        assert_eq!(trace.tags().len(), 1);
-        let log = &trace.tags()[0];
-        assert_eq!((log.tag.as_deref(), log.allocation_count), (Some("log"), 1));
-        assert_eq!((log.allocated_bytes, log.peak_bytes, log.left_bytes), (12_000, 9000, 0));
-        replay(&trace, &driver, &Setup::default(), |_| ()).unwrap();
         std::fs::remove_file(path).unwrap();
     }
 }

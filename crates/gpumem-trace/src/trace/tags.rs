@@ -52,9 +52,9 @@ impl TagSums {
     }
 
     /// Counts an allocation. The sums saturate, because a malicious file may exceed them.
-    pub(crate) fn grow(&mut self, place: usize, size_bytes: u64, is_new: bool) {
+    pub(crate) fn grow(&mut self, place: usize, size_bytes: u64) {
         let sum = &mut self.sums[place];
-        sum.allocation_count += u64::from(is_new);
+        sum.allocation_count += 1;
         sum.allocated_bytes = sum.allocated_bytes.saturating_add(size_bytes);
         sum.left_bytes = sum.left_bytes.saturating_add(size_bytes);
         sum.peak_bytes = sum.peak_bytes.max(sum.left_bytes);

@@ -138,7 +138,7 @@ fn options_have_the_defaults_that_the_table_lists() {
             count += 1;
         }
     }
-    assert_eq!(count, 9, "kind, profile, peers, five options that are off, and the deadline");
+    assert_eq!(count, 8, "kind, profile, peers, four options that are off, and the deadline");
 }
 
 #[test]

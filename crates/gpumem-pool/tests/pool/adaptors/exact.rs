@@ -4,9 +4,7 @@
 
 use super::{MIB, Wrong};
 use crate::fixture::{on_device_memory, on_each_backend, small};
-use gpumem_pool::adaptor::{
-    Adaptor, Budget, Change, Failures, Fallback, Grant, Next, Release, Request, Tracking,
-};
+use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Fallback, Grant, Next, Release, Request, Tracking};
 use gpumem_pool::{BadArgument, CaptureError, DeviceError, Pool, PoolError, RefusedBy, StreamError};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -238,84 +236,14 @@ fn tracking_distinguishes_blocks_at_one_address() {
     });
 }
 
-/// The peak of the total size of blocks, including growable ones, and after a reset.
+/// Growable blocks bypass adaptors, so a pool with adaptors has none.
 #[test]
-fn exact_peaks_are_exact() {
+fn growable_blocks_are_refused() {
     on_device_memory(&small(), |fixture| {
-        let (pool, stream) =
-            (fixture.builder().conf("exact_peaks:true").unwrap().build().unwrap(), fixture.stream());
-        let peak = || pool.status().unwrap().in_use_peak_bytes;
-        if fixture.backend.to_string() != "caching" {
-            return;
-        }
-        drop([100, 5000, 300].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()));
-        assert_eq!(peak(), 5400);
-        drop(pool.alloc(5399, &stream).unwrap());
-        assert_eq!(peak(), 5400);
-        let held = pool.alloc(70, &stream).unwrap();
-        pool.reset_peaks().unwrap();
-        assert_eq!(peak(), 70);
-        if let Ok(mut block) = pool.growable(4 * MIB, &stream) {
-            block.grow_to(MIB).unwrap();
-            assert!(block.grow_to(5 * MIB).is_err());
-            block.shrink_to(10).unwrap();
-            block.grow_to(50).unwrap();
-            assert_eq!(peak(), MIB + 70);
-            drop(block);
-            pool.reset_peaks().unwrap();
-            assert_eq!(peak(), 70);
-        }
-        drop(held);
-    });
-}
-
-/// Records the growth of blocks.
-#[derive(Default)]
-struct Changes(Mutex<Vec<(&'static str, u64, u64, bool)>>);
-
-impl Changes {
-    fn add(&self, what: &'static str, change: &Change<'_>) {
-        let (from_bytes, to_bytes) = (change.from_bytes(), change.to_bytes());
-        self.0.lock().unwrap().push((what, from_bytes, to_bytes, change.is_undone()));
-    }
-}
-
-impl Adaptor for Changes {
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.add("grow", change);
-        Ok(())
-    }
-
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.add("grown", change);
-        Ok(())
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        self.add("shrink", change);
-    }
-}
-
-/// A shrink by zero bytes is not reported; the end of a block is one shrink to zero.
-#[test]
-fn changes_say_from_where_to_where() {
-    on_device_memory(&small(), |fixture| {
-        let changes = Arc::new(Changes::default());
-        let (pool, stream) = (fixture.builder().adaptor(changes.clone()).build().unwrap(), fixture.stream());
-        let Ok(mut block) = pool.growable(4 * MIB, &stream) else { return };
-        block.grow_to(0).unwrap();
-        block.grow_to(100).unwrap();
-        block.grow_to(50).unwrap();
-        block.shrink_to(100).unwrap();
-        block.shrink_to(30).unwrap();
-        drop(block);
-        drop(pool.growable(MIB, &stream).unwrap());
-        let expected = [
-            ("grow", 0, 100, false),
-            ("grown", 0, 100, false),
-            ("shrink", 100, 30, false),
-            ("shrink", 30, 0, false),
-        ];
-        assert_eq!(*changes.0.lock().unwrap(), expected);
+        let builder = fixture.builder().adaptor(Arc::new(Budget::new(MIB)));
+        let (pool, stream) = (builder.build().unwrap(), fixture.stream());
+        let error = pool.growable(4 * MIB, &stream).unwrap_err();
+        assert!(matches!(&error, PoolError::Refused { adaptor, .. } if adaptor == "budget"), "{error:?}");
+        assert!(error.to_string().contains("does not support growable blocks"), "{error}");
     });
 }

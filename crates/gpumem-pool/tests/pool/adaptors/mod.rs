@@ -2,7 +2,6 @@
 
 mod bytes;
 mod exact;
-mod growing;
 mod orders;
 mod panics;
 mod refusals;
@@ -10,7 +9,7 @@ mod tracking;
 mod wrong;
 
 use crate::fixture::{Fixture, on_each_backend, small};
-use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
+use gpumem_pool::adaptor::{Adaptor, Budget, Grant, Next, PoolId, Release, Request};
 use gpumem_pool::{BadArgument, Block, Capture, CaptureMode, MemoryKind, Pool, PoolError, RefusedBy, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -49,15 +48,6 @@ impl Adaptor for Ear {
     fn free(&self, release: &Release<'_>) {
         self.note("gives", release.size_bytes());
         assert_eq!(release.whole(), release.address() - 256..release.address() + release.size_bytes() + 256);
-    }
-
-    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.note("grows", change.to_bytes() - change.from_bytes());
-        Ok(())
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        self.note("shrinks", change.from_bytes() - change.to_bytes());
     }
 
     fn close(&self, _: PoolId) {

@@ -3,7 +3,7 @@
 use super::MIB;
 use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::PoolError;
-use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
+use gpumem_pool::adaptor::{Adaptor, Budget, Grant, Next, PoolId, Release, Request};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::Arc;
 
@@ -36,15 +36,6 @@ impl Adaptor for Breaks {
         self.may_break("free");
     }
 
-    fn grow(&self, _: &Change<'_>) -> Result<(), PoolError> {
-        self.may_break("grow");
-        Ok(())
-    }
-
-    fn shrink(&self, _: &Change<'_>) {
-        self.may_break("shrink");
-    }
-
     fn close(&self, _: PoolId) {
         self.may_break("close");
     }
@@ -60,15 +51,10 @@ fn broken(fixture: &Fixture, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Bud
 #[test]
 fn panics_end_in_drops() {
     on_each_backend(&small(), |fixture| {
-        for hook in ["free", "shrink", "close"] {
+        for hook in ["free", "close"] {
             let (pool, budgets) = broken(fixture, hook);
             let (stream, before) = (fixture.stream(), fixture.device.memory_info().unwrap());
             let block = pool.alloc(3 * MIB, &stream).unwrap();
-            if let Ok(mut growable) = pool.growable(8 * MIB, &stream) {
-                growable.grow_to(5 * MIB).unwrap();
-                growable.shrink_to(3 * MIB).unwrap();
-                assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [6 * MIB; 2]);
-            }
             drop(block);
             assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2], "{hook}");
             drop(pool);
@@ -85,14 +71,6 @@ fn panics_in_an_allocation_are_the_callers_and_count_nowhere() {
         let (pool, budgets) = broken(fixture, "alloc");
         let caught = catch_unwind(AssertUnwindSafe(|| pool.alloc(3 * MIB, &stream))).unwrap_err();
         std::mem::forget(caught);
-        assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2]);
-
-        let (pool, budgets) = broken(fixture, "grow");
-        if let Ok(mut growable) = pool.growable(8 * MIB, &stream) {
-            let caught = catch_unwind(AssertUnwindSafe(|| growable.grow_to(3 * MIB))).unwrap_err();
-            std::mem::forget(caught);
-            assert_eq!(growable.size_bytes(), 0);
-        }
         assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2]);
     });
 }
