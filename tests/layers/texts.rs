@@ -359,7 +359,7 @@ fn of_pools(text: &str, texts: &mut Texts) {
 fn of_options(text: &str, texts: &mut Texts) {
     let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
     for (before, after) in
-        [("", ""), ("", ":1"), ("profile:", ""), ("roundup_power2_divisions:[", "]"), ("hard_limit:", "%")]
+        [("", ""), ("", ":1"), ("profile:", ""), ("roundup_power2_divisions:", ""), ("hard_limit:", "%")]
     {
         let conf = format!("{before}{text}{after}");
         if let Err(error) = Pool::builder(&device).conf(&conf) {

@@ -13,7 +13,6 @@ pub(crate) mod parse;
 mod peers;
 pub(crate) mod pool_id;
 mod render;
-pub(crate) mod size_rounding;
 pub(crate) mod text;
 pub(crate) mod tuning;
 pub(crate) mod values;
@@ -32,7 +31,6 @@ pub use options::{VARIABLES, conf, tuning_options};
 pub(crate) use peers::PeerOption;
 pub use pool_id::PoolId;
 pub(crate) use pool_id::PoolName;
-pub(crate) use size_rounding::SizeRounding;
 #[cfg(feature = "serde")]
 pub(crate) use text::seconds;
 pub use tuning::Profile;

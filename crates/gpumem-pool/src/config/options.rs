@@ -11,11 +11,11 @@
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, SEGMENTS, VIRTUAL};
 use crate::config::values::{
-    boolean, byte_count, fraction, handle_pages, limit, microseconds, milliseconds, named, no_caching,
-    number, rounding, share, split_bytes,
+    boolean, byte_count, divisions, fraction, handle_pages, limit, microseconds, milliseconds, named, no_caching,
+    number, share, split_bytes,
 };
 use crate::config::{
-    BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, SizeRounding, render,
+    BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, render,
 };
 use core::time::Duration;
 use gpumem_sys::env::Variable;
@@ -374,11 +374,10 @@ options! {
          costs idle memory that cannot be released beside memory in use; smaller, driver calls";
     growth_divisor: u32 = number("a number") default "by profile" preset hidden => tuning.heap.growth_divisor on CACHING:
         "the heap grows by at least its size divided by this number. Larger costs driver calls; smaller, memory";
-    roundup_power2_divisions: SizeRounding
-        = rounding("a power of two up to 64, or a list of them by size in MiB (`[256:1,512:2,1024:4,>:8]`)")
-        default "by profile" preset hidden => tuning.rounding on CACHING:
+    roundup_power2_divisions: u32 = divisions("a power of two up to 64, or 0") default "by profile" preset hidden
+        => tuning.size_divisor on CACHING:
         "block sizes above 1 MiB are rounded up to a multiple of this part of their power of two; 0 rounds to 256 bytes only. \
-         Larger costs exact fits, so driver calls; smaller, memory. [`conf`](crate::conf) describes lists";
+         Larger costs exact fits, so driver calls; smaller, memory";
     max_split_size_mb: u64 = split_bytes("MiB, 20 or more") default "none" hidden => tuning.heap.split_bytes_max on SEGMENTS:
         "over plain segments, each larger block has its own segment, which no smaller block shares; it may leave at most this \
          much of the segment unused. Larger keeps large segments from being reused or released, because small blocks lie in \
@@ -430,24 +429,6 @@ options! {
     /// - driver calls that wait internally (as `cuMemAlloc` may);
     /// - waits of [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) for the uses of a growable block;
     /// - with drivers before CUDA 12.5, work on other libraries' streams.
-    ///
-    /// # Rounding by size
-    ///
-    /// The list of `roundup_power2_divisions` has PyTorch's syntax. Each size is the exclusive end of its interval, in MiB,
-    /// and a power of two. `>` stands for all larger sizes and comes last. Without it, larger blocks are not rounded. With a
-    /// divisor of 0, sizes are not rounded. This follows PyTorch's manual. PyTorch's code, as of version 2.11, treats each
-    /// size as the start of its interval, and does not round sizes whose divisor is 1.
-    ///
-    /// ```
-    /// # use gpumem_pool::{Device, Pool};
-    /// # let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
-    /// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths above.
-    /// Pool::builder(&device).conf("roundup_power2_divisions:[256:1, 512:2, 1024:4, >:8]")?.build()?;
-    ///
-    /// let mistake = Pool::builder(&device).conf("roundup_power2_divisions:[256:1, 128:2]").unwrap_err();
-    /// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes must increase"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Memory over plain segments
     ///

@@ -1,6 +1,6 @@
 //! Values of options in text form: the inverse of the parsers of the same names.
 
-use super::{Limit, SizeRounding};
+use super::Limit;
 use core::fmt;
 use core::time::Duration;
 
@@ -44,7 +44,7 @@ pub(super) fn microseconds(value: &Duration) -> String {
     value.as_micros().to_string()
 }
 
-pub(super) fn rounding(value: &SizeRounding) -> String {
+pub(super) fn divisions(value: &u32) -> String {
     value.to_string()
 }
 
@@ -64,8 +64,7 @@ mod tests {
             "flight_recorder:a.trace,oversubscribe:true,exportable:true",
             "flight_recorder:off,oversubscribe:false,expandable_segments:false,wait_deadline_ms:100,growth_slack:7,handle_bytes_max:4MiB",
             "roundup_power2_divisions:32,max_split_size_mb:64,magazine_bytes_min:2097152,poll_budget_us:15",
-            "inserted_waits:true,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-            "roundup_power2_divisions:[64:2]",
+            "inserted_waits:true,roundup_power2_divisions:0",
         ] {
             let options = Options::parse(text).unwrap();
             assert_eq!(options.text(), text);

@@ -1,6 +1,5 @@
 //! [`Profile`], and the values that it presets: [`Tuning`].
 
-use crate::config::SizeRounding;
 use crate::config::text::names;
 use core::time::Duration;
 use gpumem_base::HeapTuning;
@@ -59,7 +58,7 @@ profiles! {
         /// Fewest driver calls; reserves up to a tenth more than the peak in use.
         Fast = "fast": Tuning {
             heap: HeapTuning::FAST,
-            rounding: SizeRounding::from(64),
+            size_divisor: 64,
             inserted_waits: false,
             ..Tuning::BALANCED
         };
@@ -75,7 +74,8 @@ profiles! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tuning {
     pub(crate) heap: HeapTuning,
-    pub(crate) rounding: SizeRounding,
+    /// The number of steps per power of two for block sizes above 1 MiB; 0 for no rounding.
+    pub(crate) size_divisor: u32,
     pub(crate) poll_budget: Duration,
     pub(crate) release_budget: Duration,
     pub(crate) inserted_waits: bool,
@@ -91,7 +91,7 @@ impl Default for Tuning {
 impl Tuning {
     const BALANCED: Self = Self {
         heap: HeapTuning::BALANCED,
-        rounding: SizeRounding::EXACT,
+        size_divisor: 0,
         poll_budget: Duration::from_micros(20),
         release_budget: Duration::from_micros(200),
         inserted_waits: true,
@@ -101,7 +101,7 @@ impl Tuning {
     /// The rounded size of a large block.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
-        let step = match self.rounding.of(size_bytes) {
+        let step = match self.size_divisor {
             0 => 1,
             divisor => (1 << size_bytes.max(1).ilog2()) / u64::from(divisor),
         };
@@ -122,8 +122,8 @@ mod tests {
         assert_eq!(exact.rounded(12_345_677), 12_345_677);
         assert_eq!(tuning.rounded(u64::MAX), u64::MAX);
         assert_eq!((tuning.rounded(0), tuning.rounded(1)), (0, 1));
-        let by_size = Tuning { rounding: "[64:1,>:2]".parse().unwrap(), ..tuning };
-        assert_eq!([33, 65, 97].map(|mib| by_size.rounded(mib << 20) >> 20), [64, 96, 128]);
+        let halves = Tuning { size_divisor: 2, ..tuning };
+        assert_eq!([33, 65, 97].map(|mib| halves.rounded(mib << 20) >> 20), [48, 96, 128]);
     }
 
     #[test]

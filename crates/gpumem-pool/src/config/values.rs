@@ -1,7 +1,7 @@
 //! Values of single options in text form.
 
 use crate::config::error::beyond_whole;
-use crate::config::{BackendKind, Limit, SizeRounding};
+use crate::config::{BackendKind, Limit};
 use core::str::FromStr;
 use core::time::Duration;
 use gpumem_base::SPLIT_BYTES_MAX_MIN;
@@ -75,8 +75,9 @@ pub(super) fn microseconds(text: &str) -> Parsed<Duration> {
     Ok(Duration::from_micros(named(text)?).min(DURATION_MAX))
 }
 
-pub(super) fn rounding(text: &str) -> Parsed<SizeRounding> {
-    text.parse()
+/// The number of steps per power of two.
+pub(super) fn divisions(text: &str) -> Parsed<u32> {
+    parsed(text, |divisor: &u32| *divisor == 0 || divisor.is_power_of_two() && *divisor <= 64)
 }
 
 /// A century: adding it to an `Instant` cannot overflow.

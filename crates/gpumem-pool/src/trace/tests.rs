@@ -26,7 +26,7 @@ fn settings(pool: u32) -> PoolSettings {
         backend: BackendKind::Native,
         kind: MemoryKind::Unified,
         hard_limit_bytes: pool.is_multiple_of(3).then_some(4 << 20),
-        conf: "profile:tight,roundup_power2_divisions:[256:1,>:2]".into(),
+        conf: "profile:tight,roundup_power2_divisions:2".into(),
     }
 }
 

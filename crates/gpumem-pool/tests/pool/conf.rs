@@ -102,25 +102,6 @@ fn sizes_are_rounded_up_to_a_part_of_their_power_of_two() {
 }
 
 #[test]
-fn sizes_are_rounded_up_by_a_list() {
-    on_device_memory(&small(), |fixture| {
-        if fixture.backend != BackendKind::Caching {
-            return;
-        }
-        let options = fixture.builder().conf("roundup_power2_divisions:[16:1,64:2,>:0],growth_divisor:4096");
-        let (pool, stream) = (options.unwrap().build().unwrap(), fixture.stream());
-        let mut held = Vec::new();
-        for (size_mib, rounded_mib) in [(9, 16), (33, 48), (66, 66)] {
-            let before_bytes = pool.status().unwrap().reserved_bytes;
-            held.push(pool.alloc(size_mib * MIB, &stream).unwrap());
-            let gained_bytes = pool.status().unwrap().reserved_bytes - before_bytes;
-            assert_eq!(gained_bytes, rounded_mib * MIB, "for {size_mib} MiB");
-        }
-        assert!(pool.ignored_options().is_empty());
-    });
-}
-
-#[test]
 fn options_without_effect_are_reported() {
     on_device_memory(&small(), |fixture| {
         let ignored = |conf: &str| -> Vec<String> {
