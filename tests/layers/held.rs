@@ -121,9 +121,8 @@ const CALLS: &[Call] = &[
     ("write on the host", |my| {
         let mut made = UnifiedArray::<f32, _>::zeros(&my.gpu.unified(), 10)?;
         made.as_mut_slice()?[0] = 1.0;
-        Ok(made.mapv_inplace(|value| value + 1.0)?)
+        Ok(())
     }),
-    ("map on the host", |my| finished(my.pinned.mapv(|value| value + 1.0)?)),
     ("fill by a function", |my| finished(GpuArray::from_fn(&my.gpu, 10, |index| index as f32)?)),
     ("calculate", |my| finished(my.x.try_add(1.0)?.try_mul(2.0)?)),
     ("print", |my| finished(format!("{} {:?} {}", my.x, my.x, my.unified))),
@@ -247,20 +246,6 @@ const PLACES: &[Place] = &[
             index as f32
         });
         finished(made?)
-    }),
-    ("a function of an element", |my, inside| {
-        let made = my.unified.mapv(|value| {
-            inside();
-            value
-        });
-        finished(made?)
-    }),
-    ("a function of an element in place", |my, inside| {
-        let mut made = PinnedArray::<f32, _>::zeros(&my.gpu.pinned(), 10)?;
-        Ok(made.mapv_inplace(|value| {
-            inside();
-            value
-        })?)
     }),
     ("a closure with registered memory", |my, inside| {
         Ok(my.gpu.with_registered(&mut [1.0_f32; 100], |mut view| {
@@ -628,7 +613,6 @@ fn begun(my: &Scene) -> Result<Vec<(&'static str, Begun<'_>)>, Failure> {
     save(&path, [("x", &my.x)])?;
     let checkpoint = Checkpoint::open(&path)?;
     let mut written = UnifiedArray::<f32, Ix1>::zeros(&my.gpu.unified(), 10)?;
-    let mut mapped = UnifiedArray::<f32, Ix1>::zeros(&my.gpu.unified(), 10)?;
     let mut lent = GpuArray::<f32, Ix1>::zeros(&my.gpu, 10)?;
     let mut changed = GpuArray::<f32, Ix1>::zeros(&my.gpu, 10)?;
     let tensor = GpuArray::<f32, Ix1>::zeros(&my.gpu, 10)?;
@@ -678,7 +662,6 @@ fn begun(my: &Scene) -> Result<Vec<(&'static str, Begun<'_>)>, Failure> {
                 Ok(())
             }),
         ),
-        ("map on the host in place", Box::new(move || Ok(mapped.mapv_inplace(|value| value + 1.0)?))),
         ("lend to a stream, to write", Box::new(move || finished(lent.write_on(&my.foreign)?))),
         ("add in place", Box::new(move || Ok(changed.try_add_assign(1.0)?))),
         (

@@ -3,10 +3,10 @@
 //! On a GPU this compares PTX and twins; on the simulator it compares the twins with the host.
 
 use gpumem_adapt::array::bytemuck;
-use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, ShapeBuilder, Slice, s};
+use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Slice, s};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Numeric, Rng, Triangle};
+use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Numeric, Rng};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::harness::is_thorough;
@@ -212,53 +212,6 @@ fn cast_of<T: Cast<U>, U: Element + Debug + PartialOrd>(gpu: &Gpu, elements: &[T
     }
 }
 
-/// True if a product reads an element.
-fn is_used(triangle: Triangle, i: usize, j: usize) -> bool {
-    match triangle {
-        Triangle::Upper | Triangle::Symmetric => i <= j,
-        Triangle::UnitUpper => i < j,
-        Triangle::Lower => i >= j,
-        _ => i > j,
-    }
-}
-
-/// Parts of a square matrix times a vector, in both orders. `unused` is where no product looks.
-fn triangles_of<T: Sample>(gpu: &Gpu, n: usize, unused: T) {
-    let numbers: Vec<i32> = values(n * n, 5).collect();
-    let vector: Vec<i32> = values(n, 6).collect();
-    let (x, _) = array::<T>(gpu, n, 6);
-    for triangle in
-        [Triangle::Upper, Triangle::UnitUpper, Triangle::Lower, Triangle::UnitLower, Triangle::Symmetric]
-    {
-        let element = |i: usize, j: usize| match (triangle, is_used(triangle, i, j)) {
-            (_, true) => numbers[i * n + j],
-            (Triangle::Symmetric, false) => numbers[j * n + i],
-            (Triangle::UnitUpper | Triangle::UnitLower, false) if i == j => 1,
-            _ => 0,
-        };
-        let row = |i: usize| (0..n).map(|j| element(i, j) * vector[j]).sum::<i32>();
-        let expected: Vec<i32> = (0..n).map(row).collect();
-        let stored = |i: usize, j: usize| match is_used(triangle, i, j) {
-            true => T::from_small(numbers[i * n + j]),
-            false => unused,
-        };
-        let rows = Array2::from_shape_fn((n, n), |(i, j)| stored(i, j));
-        let columns = Array2::from_shape_fn((n, n).f(), |(i, j)| stored(i, j));
-        for matrix in [rows, columns] {
-            let a = GpuArray::from_array(gpu, &matrix).unwrap();
-            // Sums of small numbers are exact in every type.
-            let found = a.view().triangle_dot(triangle, &x).unwrap();
-            for (found, expected) in found.to_vec().unwrap().iter().zip(&expected) {
-                assert_eq!(
-                    format!("{found:?}").trim_end_matches(".0"),
-                    expected.to_string(),
-                    "{triangle:?} {n}"
-                );
-            }
-        }
-    }
-}
-
 elementwise!(elementwise_of_f32, f32);
 elementwise!(elementwise_of_f64, f64);
 elementwise!(elementwise_of_i32, i32);
@@ -444,18 +397,6 @@ cases! {
                 assert_eq!(found, rows.select(Axis(0), &indices), "{width}");
                 let found = up.t().select(Axis(1), &indices).unwrap().to_array().unwrap();
                 assert_eq!(found, rows.t().select(Axis(1), &indices), "{width}");
-            }
-        }
-    }
-
-    /// Triangles and symmetric matrices around warps and blocks.
-    fn triangles(driver: &Driver) {
-        for gpu in &both(driver) {
-            for n in [1, 2, 31, 32, 33, 65, 257, 300] {
-                triangles_of::<f32>(gpu, n, f32::NAN);
-                triangles_of::<f64>(gpu, n, f64::NAN);
-                triangles_of::<i32>(gpu, n, i32::MAX);
-                triangles_of::<i64>(gpu, n, i64::MAX);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use gpumem_tests::adapt::{Adapt, AdaptError};
 use gpumem_tests::array::ndarray::{Axis, Ix1, Ix2, Slice};
-use gpumem_tests::array::{ArrayError, Gpu, GpuArray, PinnedArray, Rng, Triangle};
+use gpumem_tests::array::{ArrayError, Gpu, GpuArray, PinnedArray, Rng};
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
 use gpumem_tests::pool::{BackendKind, Block, Device, DeviceError, Keep, Pool, PoolError, Stream};
@@ -295,10 +295,6 @@ const OPERATIONS: &[(&str, &str, Operation)] = &[
     ("product of vectors", "x y", |gpu, o| o.x.on(gpu).dot(&o.y).map(drop)),
     ("product with rows", "m x", |gpu, o| o.m.on(gpu).dot(&o.x).map(drop)),
     ("product with columns", "m x", |gpu, o| o.m.on(gpu).t().dot(&o.x).map(drop)),
-    ("product of a triangle", "m x", |gpu, o| o.m.on(gpu).triangle_dot(Triangle::Upper, &o.x).map(drop)),
-    ("product of a symmetric matrix", "m x", |gpu, o| {
-        o.m.on(gpu).triangle_dot(Triangle::Symmetric, &o.x).map(drop)
-    }),
     ("guard of a read", "x", |gpu, o| o.x.on(gpu).read_on(gpu.stream()).map(drop)),
     ("guard of a write", "x", |gpu, o| o.x.on_mut(gpu).write_on(gpu.stream()).map(drop)),
     ("growth", "x", |_, o| o.x.resize(3 * LEN, 1.0)),

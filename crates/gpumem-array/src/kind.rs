@@ -1,7 +1,7 @@
 //! Kinds of memory as types: [`DeviceLocal`], [`Unified`], [`Pinned`].
 //!
 //! The kind of an array decides, at compile time, whether the host can access its elements. Every operation takes arrays of all
-//! kinds; results are of kind [`DeviceLocal`], except for copies (`clone`, `mapv`, `copy_to`, `cast_to`).
+//! kinds; results are of kind [`DeviceLocal`], except for copies (`clone`, `copy_to`, `cast_to`).
 
 use gpumem_pool::MemoryKind;
 

@@ -122,7 +122,7 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
-pub use ops::{Operand, Random, RandomNormal, Rng, Triangle};
+pub use ops::{Operand, Random, RandomNormal, Rng};
 
 #[cfg(feature = "sim")]
 #[doc(hidden)]

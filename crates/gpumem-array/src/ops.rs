@@ -5,7 +5,6 @@ mod cast;
 mod create;
 #[allow(unsafe_code)] // fills by the driver
 pub(crate) mod fill;
-mod map;
 mod operand;
 pub(crate) mod operators;
 pub(crate) mod product;
@@ -13,11 +12,9 @@ mod random;
 pub(crate) mod reduce;
 mod resize;
 mod select;
-mod triangle;
 
 pub use operand::Operand;
 pub use random::{Random, RandomNormal, Rng};
-pub use triangle::Triangle;
 
 use crate::array::{GpuCow, GpuView};
 use crate::element::Element;

@@ -9,7 +9,7 @@ use crate::target::Target;
 use core::fmt;
 use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Array2, Axis, Ix1, Ix2};
-use gpumem_array::{ArrayError, Element, GpuArray, Numeric, Triangle, Vector};
+use gpumem_array::{ArrayError, Element, GpuArray, Numeric, Vector};
 
 /// An element of a matrix.
 enum Cell {
@@ -268,34 +268,6 @@ impl<A: Shaped> Banded<A> {
     pub fn bands(&self) -> [usize; 2] {
         [self.below, self.above]
     }
-}
-
-/// Products that read a triangle.
-macro_rules! triangles {
-    ($($name:ident $triangle:ident $cost:literal;)*) => {$(
-        impl<T: Numeric, K: Kind> $name<GpuArray<T, Ix2, K>> {
-            /// Multiplies the matrix with a vector.
-            #[doc = $cost]
-            /// Unused elements are not read.
-            ///
-            /// # Errors
-            ///
-            /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-            /// [`ArrayError::NoSuchKernel`]; see [`GpuView::triangle_dot`](gpumem_array::GpuView::triangle_dot).
-            pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
-                self.array.view().triangle_dot(Triangle::$triangle, vector)
-            }
-        }
-    )*};
-}
-
-triangles! {
-    Upper Upper "One launch reads half of the array.";
-    UnitUpper UnitUpper "One launch reads half of the array.";
-    Lower Lower "One launch reads half of the array.";
-    UnitLower UnitLower "One launch reads half of the array.";
-    Symmetric Symmetric "Two launches read half of the array each, the same half.";
-    Hermitian Symmetric "Two launches read half of the array each, the same half. The elements are real: no kernel of `gpumem-array` calculates with complex numbers.";
 }
 
 /// Products that read the transpose in place.

@@ -9,7 +9,7 @@ use crate::kernel::source::{DeclaredKernel, KernelParameter};
 #[cfg(feature = "sim")]
 use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, scalar_array};
 #[cfg(feature = "sim")]
-use crate::kernel::twins::{cast, gather, matvec, pack, pattern, random, reduce, strided, triangle};
+use crate::kernel::twins::{cast, gather, matvec, pack, pattern, random, reduce, strided};
 
 /// A kernel, for all of its types.
 pub(crate) struct KernelRow {
@@ -194,14 +194,6 @@ table! {
         ColumnsSum "columns_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64, rows_a_part: u64)
             matvec::columns_sum::<T>;
     }
-    NumericType TRIANGLE {
-        TriangleRows "triangle_rows"
-            (out: u64, x: u64, row_step: u64, column_step: u64, v: u64, n: u64, form: u64)
-            triangle::triangle::<T>;
-        TriangleColumns "triangle_columns"
-            (out: u64, x: u64, row_step: u64, column_step: u64, v: u64, n: u64, form: u64)
-            triangle::triangle::<T>;
-    }
     Unit STRIDED {
         Copy "copy"
             (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes)
@@ -280,7 +272,6 @@ macro_rules! numeric_texts {
 const ELEMENTWISE: &[&str] = numeric_texts!("elementwise");
 const REDUCE: &[&str] = numeric_texts!("reduce");
 const MATVEC: &[&str] = numeric_texts!("matvec");
-const TRIANGLE: &[&str] = numeric_texts!("triangle");
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
 const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
 const GATHER: &[&str] = &[include_str!("../../kernels/gather.ptx")];

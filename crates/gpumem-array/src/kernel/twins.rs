@@ -13,4 +13,3 @@ pub(super) mod pattern;
 pub(super) mod random;
 pub(super) mod reduce;
 pub(super) mod strided;
-pub(super) mod triangle;

@@ -1,15 +1,12 @@
-//! Conversions between floating-point types, rows by index, and triangles times vectors, compared with the host.
+//! Conversions between floating-point types, and rows by index, compared with the host.
 
 use core::fmt::Debug;
 use gpumem_array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, ShapeBuilder, s};
 use gpumem_array::pool::{Device, Limit, Pool};
-use gpumem_array::{
-    ArrayError, Cast, Element, Gpu, GpuArray, PinnedArray, StagingOptions, Triangle, UnifiedArray,
-};
+use gpumem_array::{ArrayError, Cast, Element, Gpu, GpuArray, PinnedArray, StagingOptions, UnifiedArray};
 use gpumem_sim::{Sim, SimConfig};
 use half::{bf16, f16};
 use num_complex::Complex;
-use proptest::prelude::*;
 
 fn gpu() -> Gpu {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
@@ -162,60 +159,4 @@ fn rows_by_index() {
     assert!(matches!(up.select(Axis(3), &[]), Err(ArrayError::Slice { .. })));
     let bytes = GpuArray::from_array(&gpu, &Array2::from_elem((1, 2), [1_u8, 2, 3])).unwrap();
     assert_eq!(bytes.select(Axis(1), &[1]).unwrap().to_vec().unwrap(), [[1, 2, 3]]);
-}
-
-/// The product of the part of a matrix, by its definition. Elements that are not in the part are NaN.
-fn expected(triangle: Triangle, matrix: &Array2<f64>, vector: &Array1<f64>) -> Vec<f64> {
-    let element = |i: usize, j: usize| match triangle {
-        Triangle::Upper if i <= j => matrix[[i, j]],
-        Triangle::Lower if i >= j => matrix[[i, j]],
-        Triangle::UnitUpper | Triangle::UnitLower if i == j => 1.0,
-        Triangle::UnitUpper if i < j => matrix[[i, j]],
-        Triangle::UnitLower if i > j => matrix[[i, j]],
-        Triangle::Symmetric => matrix[[i.min(j), i.max(j)]],
-        _ => 0.0,
-    };
-    (0..vector.len()).map(|i| (0..vector.len()).map(|j| element(i, j) * vector[j]).sum()).collect()
-}
-
-fn is_used(triangle: Triangle, i: usize, j: usize) -> bool {
-    match triangle {
-        Triangle::Upper | Triangle::Symmetric => i <= j,
-        Triangle::UnitUpper => i < j,
-        Triangle::Lower => i >= j,
-        _ => i > j,
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-
-    #[test]
-    fn triangles_times_vectors(n in 0..70_usize, is_column_major: bool, seed: u32) {
-        let gpu = gpu();
-        let value = |i: usize, j: usize| f64::from((seed ^ (i * 71 + j) as u32).wrapping_mul(2_654_435_761) >> 24) - 128.0;
-        let vector = Array1::from_shape_fn(n, |i| value(i, 1000));
-        let x = GpuArray::from_array(&gpu, &vector).unwrap();
-        for triangle in [Triangle::Upper, Triangle::UnitUpper, Triangle::Lower, Triangle::UnitLower, Triangle::Symmetric] {
-            let matrix = Array2::from_shape_fn((n, n).set_f(is_column_major), |(i, j)| match is_used(triangle, i, j) {
-                true => value(i, j),
-                false => f64::NAN,
-            });
-            let a = GpuArray::from_array(&gpu, &matrix).unwrap();
-            let found = a.view().triangle_dot(triangle, &x).unwrap().to_vec().unwrap();
-            prop_assert_eq!(&found, &expected(triangle, &matrix, &vector), "{:?}", triangle);
-            let sparse = GpuArray::from_array(&gpu, &Array2::from_shape_fn((n, 2 * n), |(i, j)| matrix[[i, j / 2]])).unwrap();
-            let view = sparse.slice(s![.., ..;2]).unwrap();
-            prop_assert_eq!(view.triangle_dot(triangle, &x).unwrap().to_vec().unwrap(), found);
-        }
-    }
-}
-
-#[test]
-fn matrices_that_are_not_square_are_refused() {
-    let gpu = gpu();
-    let (wide, x) =
-        (GpuArray::<f32, Ix2>::zeros(&gpu, (2, 3)).unwrap(), GpuArray::<f32, Ix1>::zeros(&gpu, 3).unwrap());
-    let error = wide.view().triangle_dot(Triangle::Upper, &x).unwrap_err();
-    assert!(matches!(error, ArrayError::Shape { operation: "triangle_dot", .. }), "{error}");
 }
