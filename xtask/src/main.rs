@@ -54,7 +54,7 @@ enum Task {
     Interop(interop::Args),
     /// Run the steps of CI, or some of them
     Ci(ci::Args),
-    /// Check layers, headers, `unsafe`, kernels, documents and leftovers
+    /// Check layers, rooms, cycles, names, headers, `unsafe` and documents
     Tidy,
     /// Draw the plots of docs/plots from the runs recorded in docs/runs
     #[command(disable_help_flag = true)]

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A plot: its image, and the function that draws it.
 struct Plot {
@@ -19,10 +19,8 @@ struct Plot {
     draw: fn(&[Run]) -> Result<String>,
 }
 
-const PLOTS: [Plot; 2] = [
-    Plot { image: "docs/plots/pair-latency.svg", draw: |runs| pair_latency(&latencies(runs)?) },
-    Plot { image: "docs/plots/trace-memory.svg", draw: |runs| trace_memory(&ratios(runs)?) },
-];
+const PLOTS: [Plot; 1] =
+    [Plot { image: "docs/plots/pair-latency.svg", draw: |runs| pair_latency(&latencies(runs)?) }];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -147,26 +145,6 @@ fn latencies(runs: &[Run]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Reserved over live memory, by trace.
-fn ratios(runs: &[Run]) -> Result<Vec<Row>> {
-    const SERIES: [Series; 4] = [
-        ("gpumem", None),
-        ("PyTorch expandable segments", Some("expandable")),
-        ("cudaMallocAsync", Some("cudaMallocAsync")),
-        ("PyTorch", Some("PyTorch")),
-    ];
-    let benches = runs.iter().flat_map(|run| &run.figures).map(|figure| figure.bench.as_str());
-    let trace = |bench: &'_ str| Some(bench.strip_prefix("replay/")?.strip_suffix("/ratio")?.to_string());
-    let traces: BTreeSet<String> = benches.filter_map(trace).collect();
-    let mut rows = Vec::new();
-    for series in SERIES {
-        for trace in &traces {
-            rows.extend(point(runs, series, &format!("replay/{trace}/ratio"), "ratio", trace)?);
-        }
-    }
-    Ok(rows)
-}
-
 /// The name of a run's device.
 fn device(origin: &Origin) -> &str {
     origin.machine.split(" (").next().unwrap_or_default()
@@ -230,8 +208,8 @@ fn image(title: &str, subtitle: &str, draw: impl FnOnce(&Area<'_>) -> Result<()>
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
-        text(&root, title, (20, 16), 18, INK, HPos::Left)?;
-        text(&root, subtitle, (20, 42), 13, MUTED, HPos::Left)?;
+        text(&root, title, (20, 16), 18, INK)?;
+        text(&root, subtitle, (20, 42), 13, MUTED)?;
         let (_, below) = root.split_vertically(64);
         draw(&below)?;
         root.present().map_err(failed)?;
@@ -248,9 +226,8 @@ fn text(
     at: (i32, i32),
     size: u32,
     colour: RGBColor,
-    anchor: HPos,
 ) -> Result<()> {
-    let style = ("sans-serif", size).into_font().color(&colour).pos(Pos::new(anchor, VPos::Top));
+    let style = ("sans-serif", size).into_font().color(&colour).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(text.to_string(), at, style)).map_err(failed)
 }
 
@@ -333,9 +310,9 @@ fn legend(area: &Area<'_>, ends: &mut [End<'_>]) -> Result<()> {
         let y = (end.y - top - 9).max(free);
         free = y + 38;
         area.draw(&Circle::new((left, y + 8), 5, end.colour.filled())).map_err(failed)?;
-        text(area, end.name, (left + 12, y), 14, INK, HPos::Left)?;
+        text(area, end.name, (left + 12, y), 14, INK)?;
         let value = format!("{} with {:.0} threads", duration(end.value), end.threads);
-        text(area, &value, (left + 12, y + 17), 12, MUTED, HPos::Left)?;
+        text(area, &value, (left + 12, y + 17), 12, MUTED)?;
     }
     Ok(())
 }
@@ -347,81 +324,6 @@ fn duration(nanoseconds: f64) -> String {
         medium if medium >= 999.5 => format!("{} µs", (medium / 100.0).round() / 10.0),
         short => format!("{short:.0} ns"),
     }
-}
-
-/// A group of bars for each trace, one bar for each series. Bars start at 1, the minimum of any allocator, and the shortest are still
-/// visible.
-fn trace_memory(rows: &[Row]) -> Result<String> {
-    let series = distinct(rows, |row| row.series);
-    let traces = distinct(rows, |row| &row.at);
-    let title = "Memory reserved for each byte that is live, at the peak";
-    let subtitle = format!(
-        "six recorded traces of PyTorch programs; {}; lower is better, 1.00 is the least possible on one stream",
-        devices(rows)
-    );
-    image(title, &subtitle, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin_left(12)
-            .margin_right(20)
-            .margin_bottom(48)
-            .margin_top(30)
-            .y_label_area_size(44)
-            .build_cartesian_2d(0.0..traces.len() as f64, 1.0..4.2)
-            .map_err(failed)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .disable_x_axis()
-            .bold_line_style(GRID)
-            .light_line_style(TRANSPARENT)
-            .axis_style(MUTED)
-            .label_style(("sans-serif", 13).into_font().color(&INK))
-            .y_labels(7)
-            .y_label_formatter(&|ratio: &f64| format!("{ratio:.1}"))
-            .draw()
-            .map_err(failed)?;
-        let top = area.get_base_pixel().1;
-        let width = 0.86 / series.len() as f64;
-        for row in rows {
-            let group = traces.iter().position(|trace| *trace == row.at).unwrap_or_default() as f64;
-            let place = series.iter().position(|name| *name == row.series).unwrap_or_default();
-            let left = group + 0.07 + place as f64 * width;
-            let colour = BAR_COLOURS[place % BAR_COLOURS.len()];
-            let bar =
-                Rectangle::new([(left, 1.0), (left + width * 0.92, row.value.max(BAR_MIN))], colour.filled());
-            chart.draw_series([bar]).map_err(failed)?;
-            let (x, y) = chart.backend_coord(&(left + width * 0.46, row.value));
-            let ink = if row.series == "gpumem" { INK } else { MUTED };
-            text(area, &format!("{:.2}", row.value), (x, y - top - 14), 11, ink, HPos::Center)?;
-        }
-        for (index, trace) in traces.iter().enumerate() {
-            let (x, y) = chart.backend_coord(&(index as f64 + 0.5, 1.0));
-            for (line, words) in two_lines(trace).iter().enumerate() {
-                text(area, words, (x, y - top + 8 + 16 * line as i32), 13, INK, HPos::Center)?;
-            }
-        }
-        let mut left = 30;
-        for (name, colour) in series.iter().zip(BAR_COLOURS) {
-            area.draw(&Rectangle::new([(left, 9), (left + 12, 21)], colour.filled())).map_err(failed)?;
-            text(area, name, (left + 18, 7), 13, INK, HPos::Left)?;
-            left += 46 + 7 * name.len() as i32;
-        }
-        Ok(())
-    })
-}
-
-/// The value of a bar of two pixels.
-const BAR_MIN: f64 = 1.025;
-
-/// The colours of the bars: gpumem, expandable segments, the driver's pool, PyTorch; each series has its colour of the other
-/// plot.
-const BAR_COLOURS: [RGBColor; 4] = [COLOURS[0], COLOURS[5], COLOURS[3], COLOURS[4]];
-
-/// A trace's name on two lines.
-fn two_lines(name: &str) -> [String; 2] {
-    let words: Vec<&str> = name.split('_').collect();
-    let (first, second) = words.split_at(words.len().div_ceil(2));
-    [first.join(" "), second.join(" ")]
 }
 
 #[cfg(test)]
@@ -475,17 +377,6 @@ mod tests {
     #[test]
     fn durations_are_short() {
         assert_eq!([12.1, 999.0, 3171.0, 60_873.0].map(duration), ["12 ns", "999 ns", "3.2 µs", "61 µs"]);
-    }
-
-    #[test]
-    fn each_bar_has_a_height() {
-        let rows = ["1.0", "1.01", "2"]
-            .map(|value| format!(r#"{{"bench":"replay/a_{value}/ratio","value":{value},"unit":"ratio"}}"#));
-        let run = run_of(&rows.each_ref().map(String::as_str));
-        let files = BTreeMap::from([("docs/runs/a.jsonl".to_string(), run)]);
-        let image = (PLOTS[1].draw)(&recorded(&files).unwrap()).unwrap();
-        assert_eq!(image.matches("<rect ").count(), 4, "three bars and the legend's square: {image}");
-        assert!(!image.contains("height=\"0\""), "{image}");
     }
 
     #[test]

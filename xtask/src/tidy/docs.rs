@@ -1,4 +1,4 @@
-//! Checks of the documents: links lead to files, pages have what others refer to them for, and named tests exist.
+//! Checks of the documents: links lead to files, and named tests exist.
 
 use super::{Files, Finding};
 use pulldown_cmark::{Event, Options, Parser, Tag};
@@ -46,25 +46,6 @@ pub(super) fn book(files: &Files) -> Vec<Finding> {
         if let Some(index) = code.filter(|_| !doctests.contains(&format!("\"../../{path}\""))) {
             let what = format!("{DOCTESTS} does not compile the examples of this page");
             findings.push(Finding::new(path, index + 1, what, "add the page to its list"));
-        }
-    }
-    findings
-}
-
-/// Checks that a page contains the code for which another page refers to it: `` `CODE` ([page.md](page.md)) ``.
-pub(super) fn referrals(path: &str, text: &str, files: &Files) -> Vec<Finding> {
-    let folder = path.rsplit_once('/').map(|(folder, _)| folder).unwrap_or_default();
-    let mut findings = Vec::new();
-    for (place, _) in text.match_indices("` ([") {
-        let code = text[..place].rsplit('`').next().unwrap_or_default();
-        let target = text[place..].split_once("](").and_then(|(_, target)| target.split_once(')'));
-        let page = target.and_then(|(target, _)| resolve(folder, target.split('#').next()?));
-        let lacks =
-            |page: &String| page.ends_with(".md") && files.get(page).is_some_and(|text| !text.contains(code));
-        if let Some(page) = page.filter(lacks) {
-            let line = text[..place].matches('\n').count() + 1;
-            let what = format!("{page}, to which this line refers for `{code}`, lacks it");
-            findings.push(Finding::new(path, line, what, "refer to the place that has it"));
         }
     }
     findings
@@ -226,19 +207,6 @@ mod tests {
             named_tests("docs/x.md", text, &files).into_iter().map(|finding| finding.what).collect();
         let missing = ["c/a.c::fails", "python/test_a.py::test_that", "c/b.cpp::a"];
         assert_eq!(found, missing.map(|test| format!("there is no test {test}")));
-    }
-
-    #[test]
-    fn a_page_has_what_others_refer_to_it_for() {
-        let files = Files::from([("docs/b.md".into(), "`here`".into()), ("docs/c.rs".into(), String::new())]);
-        let text = "`here` ([b](b.md#x))\n`gone` ([b](b.md)), `gone` ([c](c.rs)), `gone` ([d](d.md))";
-        let findings = referrals("docs/a.md", text, &files);
-        assert_eq!(findings.len(), 1);
-        assert!(
-            findings[0]
-                .to_string()
-                .starts_with("docs/a.md:2: docs/b.md, to which this line refers for `gone`")
-        );
     }
 
     fn found(path: &str, text: &str) -> Vec<(usize, String)> {

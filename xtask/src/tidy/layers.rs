@@ -1,4 +1,4 @@
-//! Compares the order of the layers and their features with cargo's metadata.
+//! Compares the order of the layers with cargo's metadata.
 
 use super::Finding;
 use super::rooms::LAYERS;
@@ -18,82 +18,6 @@ const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 
 /// The lowest layer whose examples have command lines.
 const WITH_COMMAND_LINES: &str = "gpumem-adapt";
-
-/// All features, by package. The flag states whether a feature may be empty, which in a manifest looks like a mistake: these
-/// features select code of their own package and need no dependency.
-const FEATURES: [(&str, &[(&str, bool)]); 9] = [
-    ("gpumem-base", &[("serde", false)]),
-    ("gpumem-device", &[("nvml", false)]),
-    (
-        "gpumem-pool",
-        &[
-            ("backend-caching", false),
-            ("backend-native", true),
-            ("allocator-api2", false),
-            ("ipc", false),
-            ("serde", false),
-            ("tracing", false),
-            ("nvml", false),
-        ],
-    ),
-    ("gpumem-trace", &[("backend-caching", false), ("backend-native", false)]),
-    (
-        "gpumem-array",
-        &[
-            ("backend-caching", false),
-            ("backend-native", false),
-            ("sim", false),
-            ("nvrtc", false),
-            ("cudarc", false),
-            ("dlpack", false),
-            ("half", false),
-            ("complex", false),
-        ],
-    ),
-    (
-        "gpumem-adapt",
-        &[
-            ("backend-caching", false),
-            ("backend-native", false),
-            ("sim", false),
-            ("derive", false),
-            ("futures", false),
-            ("half", false),
-            ("complex", false),
-            ("nalgebra", false),
-            ("sprs", false),
-            ("safetensors", false),
-        ],
-    ),
-    (
-        "gpumem",
-        &[
-            ("pool", false),
-            ("array", false),
-            ("adapt", false),
-            ("derive", false),
-            ("futures", false),
-            ("nalgebra", false),
-            ("sprs", false),
-            ("safetensors", false),
-            ("sim", false),
-            ("backend-caching", false),
-            ("backend-native", false),
-            ("nvrtc", false),
-            ("cudarc", false),
-            ("dlpack", false),
-            ("half", false),
-            ("complex", false),
-            ("allocator-api2", false),
-            ("ipc", false),
-            ("serde", false),
-            ("tracing", false),
-            ("nvml", false),
-        ],
-    ),
-    ("gpumem-capi", &[("backend-caching", false), ("backend-native", false)]),
-    ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
-];
 
 /// Features that are in no package's default: a program that does not ask for the simulator compiles none of it.
 const NEVER_DEFAULT: [&str; 1] = ["sim"];
@@ -174,41 +98,15 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
     None
 }
 
+/// Checks that a package does not turn on by default what programs must ask for.
 fn features(package: &Package, manifest: &Manifest<'_>) -> Vec<Finding> {
-    let name = package.name.as_str();
-    let known = FEATURES.iter().find(|(package, _)| *package == name).map(|(_, features)| *features);
-    let known = known.unwrap_or_default();
-    let mut findings = Vec::new();
     let default = package.features.get("default").map(Vec::as_slice).unwrap_or_default();
-    for feature in default.iter().filter(|feature| NEVER_DEFAULT.contains(&feature.as_str())) {
-        let what = format!("{name} turns {feature} on by default");
-        findings.push(manifest.finding("default", what, "leave it to the user"));
-    }
-    for (feature, turns_on) in package.features.iter().filter(|(feature, _)| *feature != "default") {
-        let mut found = |what: String, advice| findings.push(manifest.finding(feature, what, advice));
-        match known.iter().find(|(known, _)| known == feature) {
-            None => found(
-                format!("{name} has an unknown feature {feature}"),
-                "list it in xtask/src/tidy/layers.rs",
-            ),
-            Some((_, false)) if turns_on.is_empty() => {
-                found(
-                    format!("feature {feature} of {name} is empty"),
-                    "forward it, or remove it until it does something",
-                );
-            }
-            Some(_) => {}
-        }
-    }
-    for (feature, _) in known.iter().filter(|(feature, _)| !package.features.contains_key(*feature)) {
-        let what = format!("{name} lacks the feature {feature}");
-        findings.push(manifest.finding(
-            "[features]",
-            what,
-            "add it, or take it out of xtask/src/tidy/layers.rs",
-        ));
-    }
-    findings
+    let loud = default.iter().filter(|feature| NEVER_DEFAULT.contains(&feature.as_str()));
+    loud.map(|feature| {
+        let what = format!("{} turns {feature} on by default", package.name);
+        manifest.finding("default", what, "leave it to the user")
+    })
+    .collect()
 }
 
 #[cfg(test)]

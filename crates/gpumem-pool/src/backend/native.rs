@@ -59,10 +59,11 @@ impl NativeAllocator {
             _ => UNBOUNDED,
         };
         let _entered = device.enter_relaxed()?;
-        let pool = DriverPool::new(device, bound_bytes, activity).map_err(|error| match Verdict::of(&error) {
-            Verdict::Lack => without_pools(device),
-            _ => error.into(),
-        })?;
+        let pool =
+            DriverPool::new(device, bound_bytes, activity).map_err(|error| match Verdict::of(&error) {
+                Verdict::Lack => without_pools(device),
+                _ => error.into(),
+            })?;
         pool.set_threshold(limits.soft_bytes().unwrap_or(UNBOUNDED))?;
         Ok(Self {
             device: device.clone(),

@@ -11,12 +11,10 @@
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, SEGMENTS, VIRTUAL};
 use crate::config::values::{
-    boolean, byte_count, divisions, fraction, handle_pages, limit, microseconds, milliseconds, named, no_caching,
-    number, share, split_bytes,
+    boolean, byte_count, divisions, fraction, handle_pages, limit, microseconds, milliseconds, named,
+    no_caching, number, share, split_bytes,
 };
-use crate::config::{
-    BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, render,
-};
+use crate::config::{BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, render};
 use core::time::Duration;
 use gpumem_sys::env::Variable;
 
