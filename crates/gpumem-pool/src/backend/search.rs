@@ -81,6 +81,7 @@ pub(crate) struct Shortage {
 }
 
 /// The name of the rung that waits for the last uses of freed memory, up to the deadline.
+#[cfg(feature = "backend-caching")]
 pub(super) const WAIT_FOR_FREES: &str = "wait on the host for other streams' frees";
 
 /// The name of the rung that waits for the device, up to the deadline, and releases cached memory.
