@@ -241,6 +241,13 @@ pub(super) fn cases() -> Vec<Case> {
             "allocate large blocks first",
         ),
         (
+            "a limit of the driver's pool, whose size is fixed",
+            limited(8 * GIB, by(Native, alone(24 * GIB, 7 * GIB, 0, 2 * GIB))),
+            RaiseTheLimit,
+            "(PoolBuilder::hard_limit)",
+            "Pool::set_hard_limit",
+        ),
+        (
             "a device that one tag fills",
             held_by("weights", alone(24 * GIB, 22 * GIB, 0, 8 * GIB)),
             NeedLess,
