@@ -143,7 +143,8 @@ fn feeds_know_how_many_items_are_left() {
 /// Both sides take turns in being slow, and the consumer keeps batches.
 #[test]
 fn kept_batches_come_on_top_of_the_prefetched_ones() {
-    let x = table(12);
+    let x = Array2::<f32>::ones((12, 8 << 10));
+    let row_bytes = 32 << 10;
     for (consumer_is_slow, kept_count) in
         [(false, 0), (true, 0), (false, 1), (true, 1), (false, 3), (true, 3)]
     {
@@ -169,7 +170,7 @@ fn kept_batches_come_on_top_of_the_prefetched_ones() {
             }
             assert_eq!(kept.len(), kept_count);
             drop(kept);
-            let peak_rows = machine.gpu.pool().status().unwrap().in_use_peak_bytes / ROW_BYTES;
+            let peak_rows = machine.gpu.pool().status().unwrap().in_use_peak_bytes / row_bytes;
             let bounds = kept_count as u64 + 1..=(kept_count + prefetch) as u64 + 1;
             assert!(bounds.contains(&peak_rows), "{peak_rows} rows with {kept_count} kept, {prefetch} ahead");
             drop(gpu);
@@ -366,7 +367,8 @@ fn a_batch_that_is_there_passes_through() {
 
 #[test]
 fn every_driver_call_that_fails_is_an_error_of_one_batch() {
-    let x = table(6);
+    // Two buffers a batch.
+    let (buffer_bytes, x) = (64 << 10, Array2::<f32>::ones((6, 16 << 10)));
     let mut failed_count = 0;
     for nth in 1.. {
         let rule = |effect| Rule::new("*", effect).nth(nth);
@@ -378,7 +380,7 @@ fn every_driver_call_that_fails_is_an_error_of_one_batch() {
         let mut run = || -> Result<usize, AdaptError> {
             let device = Device::new(&driver, 0).map_err(ArrayError::from)?;
             let gpu = Gpu::new(&Pool::from_env(&device).map_err(ArrayError::from)?)?;
-            gpu.set_staging(StagingOptions::new().buffer_bytes(BUFFER_BYTES).buffers(3).threads(1));
+            gpu.set_staging(StagingOptions::new().buffer_bytes(buffer_bytes).buffers(3).threads(1));
             let (mut error_count, mut batch_count) = (0, 0);
             for batch in batches(&x).batch_size(2).on(&gpu)? {
                 batch_count += 1;

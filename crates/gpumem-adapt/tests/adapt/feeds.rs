@@ -538,7 +538,7 @@ fn a_failed_call_loses_one_batch_at_every_place() {
             // The byte is taken in the call that fails, and shows that the call was made.
             let taken = rule(Effect::TakeMemory { device: 0, size_bytes: 1 });
             let fails = rule(Effect::Fail(CUresult::CUDA_ERROR_INVALID_VALUE));
-            let driver = gpumem_sim::driver(SimConfig::new().races(true).rule(taken).rule(fails)).unwrap();
+            let driver = gpumem_sim::driver(SimConfig::small().races(true).rule(taken).rule(fails)).unwrap();
             let mut is_poisoned = false;
             let mut run = || -> Result<usize, AdaptError> {
                 let device = Device::new(&driver, 0).map_err(ArrayError::from)?;

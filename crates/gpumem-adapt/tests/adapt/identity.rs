@@ -8,7 +8,8 @@ use gpumem_adapt::{Adapt, Destination, Host, HostVec, Storage, cu};
 use gpumem_sim::{Sim, SimConfig};
 use half::{bf16, f16};
 use num_complex::Complex;
-use proptest::prelude::*;
+use proptest::collection::vec;
+use proptest::{option, prelude::*};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -195,7 +196,7 @@ proptest! {
 
     /// Types of the host's own that hold arrays of one dimension.
     #[test]
-    fn vectors(lists: Vec<(Vec<i32>, Option<Vec<Vec<u16>>>)>) {
+    fn vectors(lists in vec((vec(any::<i32>(), 0..100), option::of(vec(vec(any::<u16>(), 0..100), 0..10))), 0..10)) {
         let device = pool::Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
         let gpu = Gpu::new(&Pool::new(&device)?)?;
         prop_assert_eq!(&lists.adapt(&gpu)?.into_adapted(&HostVec)?, &lists);
