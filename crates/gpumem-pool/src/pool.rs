@@ -210,7 +210,7 @@ impl Pool {
     /// the hard limit, even one set later. [`Status`] notes that limit too.
     ///
     /// On `native`, such a soft limit has an effect, and is not listed, where the driver's pool may cache more than the hard limit:
-    /// in pools of unified memory, after the hard limit was set or lowered on a built pool, and with drivers before CUDA 12.2.
+    /// after the hard limit was set or lowered on a built pool, and with drivers before CUDA 12.2.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
         let can_map = self.0.backend().growing().is_some();

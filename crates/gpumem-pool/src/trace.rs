@@ -58,7 +58,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// smaller one, and refusals of requests that another pool or a later try serves.
 ///
 /// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE`,
-/// pools created by `from_env` record without any code. Every size of a growable block is recorded; empty blocks are not. A graph's memory
+/// pools created by `from_env` record without any code. Growable and empty blocks are not recorded. A graph's memory
 /// is recorded as adaptors see it: as one block on a separate stream of the graph.
 ///
 /// After a crash the file is complete up to the last 50 ms. It is also complete at the end of each pool: dropping the last handle waits for

@@ -73,7 +73,7 @@ pub struct LiveBlock {
     pub number: u64,
     /// The address.
     pub address: CUdeviceptr,
-    /// The size; for a growable block, the current one.
+    /// The size.
     pub size_bytes: u64,
     /// The stream that the block was allocated on.
     pub stream: StreamId,

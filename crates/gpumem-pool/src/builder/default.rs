@@ -39,7 +39,7 @@ impl Pool {
     ///
     /// - [`PoolError::Load`] if there is no driver, or if `GPUMEM_DRIVER=sim` is set: a program with the simulator calls
     ///   [`Pool::set_default`] first.
-    /// - [`PoolError::NotFound`] if the driver has no device with this ordinal.
+    /// - [`DeviceError::NotFound`](crate::DeviceError::NotFound) if the driver has no device with this ordinal.
     /// - All errors of [`Pool::from_env`], such as [`PoolError::Env`] for an invalid variable.
     pub fn for_device(ordinal: u32) -> Result<Self, PoolError> {
         not_forked()?;

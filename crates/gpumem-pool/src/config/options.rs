@@ -392,7 +392,7 @@ options! {
          of memory, or 256. Mappings beyond this number are removed in turn, once the last uses of the memory that left them \
          are known to be complete. Larger costs host memory, 12 bytes for each page of 2 MiB; smaller, driver calls";
     poll_budget_us: Duration = microseconds("microseconds") default "by profile" preset hidden => tuning.poll_budget on CACHES:
-        "how long one allocation may query the driver for completed work; `native` does so only for host-accessible memory. \
+        "how long one allocation may query the driver for completed work; `native` never does. \
          Larger costs time; smaller delays the reuse of memory freed on other streams. With 0, that memory is reused only \
          where the program itself orders or observes streams";
     release_budget_us: Duration = microseconds("microseconds") default "by profile" preset hidden
@@ -425,7 +425,6 @@ options! {
     /// - drops of [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), and frees of the backend
     ///   `none`;
     /// - driver calls that wait internally (as `cuMemAlloc` may);
-    /// - waits of [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) for the uses of a growable block;
     /// - with drivers before CUDA 12.5, work on other libraries' streams.
     ///
     /// # Memory over plain segments

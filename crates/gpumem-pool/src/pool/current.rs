@@ -45,7 +45,7 @@ impl Pool {
     /// | property | for allocations of other libraries |
     /// | --- | --- |
     /// | hard limit | a bound on reserved memory, one to two growth units of 32 MiB above the limit (`maxSize`); it needs CUDA 12.2 |
-    /// | a hard limit that is changed later | a lower one does not apply; a higher one applies once a request of this crate needs it |
+    /// | a hard limit that is changed later | a lower one does not apply; [`Pool::set_hard_limit`] refuses a higher one |
     /// | soft limit | the release threshold: memory up to it stays reserved when the host waits |
     /// | counters | [`CurrentPool::usage`] includes them, and so does [`Status::reserved_bytes`](crate::Status::reserved_bytes); [`Status::in_use_bytes`](crate::Status::in_use_bytes), tags, adaptors and traces do not; [`Status::other_libraries_bytes`](crate::Status::other_libraries_bytes) has the difference |
     /// | shortage | a request of this crate trims the pool; a request of another library that the driver refuses runs no reclaim callback and trims nothing, because this crate is not called; [`Pool::explain_refusal`] reports what holds the memory |

@@ -158,8 +158,7 @@ struct Parts {
     number: u32,
     /// The bytes of this part after its live blocks.
     written_bytes: u64,
-    /// The blocks that are live, by pool and address, each with the event that allocated it; for growable blocks the last
-    /// change.
+    /// The blocks that are live, by pool and address, each with the event that allocated it.
     live: HashMap<(u32, u64), Timed>,
     /// The times of the last frees, by pool and address, in this pass over the rings and the previous one: a block's allocation may be read
     /// after its free if another thread freed it.
