@@ -155,7 +155,7 @@ struct ThreadStream {
 }
 
 impl Gpu {
-    /// Creates a `Gpu` on a pool, with a new stream. It loads its own kernels; [`Gpu::fork`] shares them.
+    /// Creates a `Gpu` on a pool, with a new stream. The new `Gpu` has kernels of its own; [`Gpu::fork`] shares them.
     ///
     /// # Errors
     ///
@@ -549,7 +549,8 @@ impl Gpu {
     }
 
     /// Loads the kernels that calculate with one element type, and the kernels that copy and fill views of any type. Without this call,
-    /// each kernel is loaded at its first use. Kernels for random numbers, conversions, gathered rows and packed uploads always are.
+    /// each kernel is loaded at its first use. So are the kernels for random numbers, conversions, gathered rows and packed uploads, with or
+    /// without this call.
     ///
     /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
     /// caches the result for later runs.

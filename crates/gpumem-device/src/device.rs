@@ -144,7 +144,7 @@ impl Device {
 
     /// Opens the device with this ordinal, counted from 0, and retains its primary context.
     ///
-    /// The first time that a process opens a device, the context is created, which takes the vendor's driver a tenth of a second.
+    /// The first call for a device creates its context, which takes the vendor's driver a tenth of a second.
     ///
     /// # Errors
     ///
@@ -247,7 +247,7 @@ impl Device {
     /// free memory is the system's available memory (`MemAvailable` on Linux), because an allocation makes the system give up its page
     /// cache. Swap space does not count. On other systems it is the driver's figure.
     ///
-    /// All figures of free memory in this crate are this one: shares of free memory, `Status`, reports.
+    /// Shares of free memory, `Status` and reports use this figure.
     ///
     /// # Errors
     ///
@@ -275,7 +275,7 @@ impl Device {
 
     /// Makes the context current on this thread until the guard is dropped, which restores the previous context.
     ///
-    /// Only raw driver calls need this; this crate binds the context internally.
+    /// Only raw driver calls need this; the functions of gpumem bind the context themselves.
     ///
     /// # Errors
     ///
@@ -288,7 +288,7 @@ impl Device {
     /// Switches this thread to the relaxed capture mode until the guard is dropped. In that mode, driver calls that may
     /// wait for the device, such as allocations and kernel loading, do not break a capture.
     ///
-    /// Only raw driver calls need this; this crate switches the mode internally.
+    /// Only raw driver calls need this; the functions of gpumem switch the mode themselves.
     ///
     /// # Errors
     ///

@@ -261,7 +261,7 @@ impl Pool {
         request::alloc(*self.0, size_bytes, alignment.max(ALIGNMENT_MIN), stream)
     }
 
-    /// Allocates the largest block of a range of sizes that the pool can provide; [`Block::size_bytes`] is the size. For
+    /// Allocates the largest block of a range of sizes that the pool can provide; [`Block::size_bytes`] is the size. Use it for
     /// work that can be split to fit into memory, such as a batch or a workspace.
     ///
     /// The end of the range is tried first, with everything that [`Pool::alloc`] does to make room. If it is refused, the figures of the
@@ -327,7 +327,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
+    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory, which it does not with plain segments, unified or
+    ///   host memory.
     /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
     /// - [`PoolError::Refused`] in a pool with adaptors other than [`Trace`](crate::adaptor::Trace).
     /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
@@ -343,7 +344,7 @@ impl Pool {
     /// tag, in [`Status::tags`](crate::Status::tags) and among the holders in an out-of-memory report. In nested
     /// scopes, the innermost tag counts. Scopes of one name share their tag, on all threads.
     ///
-    /// A name that no scope, [`Tag`] or block has may be forgotten with its counters; the last 256 such names stay. So one name per request
+    /// A name that no scope, [`Tag`] or block uses may be forgotten with its counters; the last 256 such names stay. So one name per request
     /// is fine. A pool with a trace or a flight recorder distinguishes at most 65,534 names; further ones count for `(others)`.
     ///
     /// A block keeps its tag on any thread that frees it. Allocations outside scopes have no tag, and scopes add no cost to them. Tasks
@@ -459,8 +460,8 @@ impl Pool {
     /// unlike a [private pool](Pool::private_named).
     ///
     /// Parts live as long as this pool or one of its blocks. Their names follow this pool's name: `server/weights`. Once there are 64 parts,
-    /// those that are awake and without handle and block may be forgotten, with their limits and counters: a call with such a name creates
-    /// the part again. So one part per request is fine.
+    /// parts that are awake and have neither a handle nor a block may be forgotten, with their limits and counters. A call with such a name
+    /// creates the part again, so one part per request is fine.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, DeviceError, Keep, Pool, PoolError, Stream};
@@ -514,7 +515,7 @@ impl Pool {
     ///
     /// After an error the parts of this call are awake, if [`Pool::wake`] succeeds. [`Keep::Nothing`] may have zeroed their contents.
     ///
-    /// - [`PoolError::NotFound`] for a name of no part. Nothing has then changed.
+    /// - [`PoolError::NotFound`] if no part has the name. Then nothing has changed.
     /// - All errors of [`Pool::sleep`].
     pub fn sleep_parts<'a>(
         &self,
@@ -547,7 +548,7 @@ impl Pool {
     ///
     /// After an error the parts before the one that failed are awake. Call it again, for example after memory was freed.
     ///
-    /// - [`PoolError::NotFound`] for a name of no part. Nothing has then changed.
+    /// - [`PoolError::NotFound`] if no part has the name. Then nothing has changed.
     /// - All errors of [`Pool::wake`].
     pub fn wake_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Woken, PoolError> {
         let mut sum = Woken::default();
@@ -589,8 +590,8 @@ impl Pool {
     ///
     /// - allocations return [`DeviceError::Asleep`](crate::DeviceError::Asleep);
     /// - so do copies, fills and launches of graphs that use the memory, and all operations of `gpumem-array` on arrays in it;
-    /// - blocks may be dropped on any thread. Memory without blocks is not created again by [`Pool::wake`];
-    /// - the pool may be dropped: that never waits.
+    /// - blocks may be dropped on any thread. [`Pool::wake`] does not create memory without blocks again;
+    /// - the pool may be dropped, which never waits.
     ///
     /// All memory of a pool sleeps together. Put memory that sleeps separately, such as weights and caches, into parts of the pool
     /// ([`Pool::part`]). Parts and private pools ([`Pool::private`]) do not sleep with their parent.
@@ -629,7 +630,8 @@ impl Pool {
     /// After an error the pool is awake, unless the driver also refuses to undo its earlier calls: then [`Pool::is_asleep`] is true, and
     /// [`Pool::wake`] tries again. [`Keep::OnHost`] loses no contents. [`Keep::Nothing`] may have zeroed them.
     ///
-    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory: it does not for plain segments, unified and host memory.
+    /// - [`PoolError::Unsupported`] unless the backend is `caching` and maps device memory, which it does not with plain segments, unified or
+    ///   host memory.
     /// - [`PoolError::CannotSleep`] if the pool already sleeps or has exported or pinned blocks, if an array in it is lent to another
     ///   library, or with [`Keep::Nothing`] if an adaptor, such as [`Guard`](crate::adaptor::Guard), hides bytes beside blocks.
     /// - [`DeviceError::Stream`](crate::DeviceError::Stream) in the closure of [`Stream::run_borrowed`](crate::Stream::run_borrowed).
@@ -949,7 +951,7 @@ impl Pool {
         state.backend().reset_peaks()
     }
 
-    /// Verifies the pool's internal records against each other. Meant for tests and debugging: it walks all records
+    /// Verifies the pool's internal records against each other, for tests and debugging. It walks all records
     /// of the pool, and verifies that the device's clocks only move forward. The result is exact only while the
     /// pool is otherwise unused. The backends `native` and `none` keep no records of their own.
     ///

@@ -122,8 +122,8 @@ impl Block {
         self.owner_stream
     }
 
-    /// Everything queued so far on the owner stream, which includes the allocation, and on each stream of [`Block::record_use`].
-    /// Known-complete work is omitted.
+    /// Returns a point behind everything queued so far on the owner stream, which includes the allocation, and one on each stream of
+    /// [`Block::record_use`]. Work that is known to be complete is omitted.
     pub fn use_points(&self) -> impl Iterator<Item = StreamPoint> {
         let uses = self.uses.load(Ordering::Acquire);
         self.device().clocks().uses(self.owner_stream, uses).map(StreamPoint::of_stamp)
@@ -392,9 +392,8 @@ impl Block {
         self.state().backing_allocation(self.allocation()).0
     }
 
-    /// Returns a host pointer to the block, equal to its device address. `None` for device memory and for an empty
-    /// block. `None` also for unified memory that host and device cannot access at once
-    /// (`CONCURRENT_MANAGED_ACCESS` is 0).
+    /// Returns a host pointer to the block, equal to its device address. Returns `None` for device memory, for an empty
+    /// block, and for unified memory that host and device cannot access at once (`CONCURRENT_MANAGED_ACCESS` is 0).
     ///
     /// The host may use a block from the start: earlier users of its memory are complete. Before dereferencing the
     /// pointer, the caller must ensure that the block is alive, and must wait for work that uses it: before a read,
@@ -827,7 +826,7 @@ impl Block {
         }
     }
 
-    /// Exports the block's memory to other processes. The memory is pinned from then on, as by
+    /// Exports the block's memory to other processes. From then on the memory is pinned, as with
     /// [`Block::pin_backing`].
     ///
     /// The other processes can access all of the handles that contain the block, including other blocks of the pool
@@ -874,7 +873,7 @@ impl Block {
     /// Exports the block ([`Block::export`]) and sends it to the process at the other end of a socket, which calls
     /// [`ImportedBlock::receive`](crate::ImportedBlock::receive). Returns once the message is in the socket.
     ///
-    /// The message carries the memory, not the order of work: synchronize with the work that writes the block before
+    /// The message carries the memory, not the order of work: synchronise with the work that writes the block before
     /// this call, and keep the block until the other process is done with it.
     ///
     /// ```
