@@ -1,6 +1,6 @@
 //! Data sets in batches and feeds: contents, order, every way of leaving the loop, bounds, on the simulator with its race detection.
 
-use crate::machine::{BUFFER_BYTES, COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
+use crate::machine::{COLUMNS, ROW_BYTES, first_column, machine, machine_of, table};
 use gpumem_adapt::array::ndarray::{Array, Array1, Array2, ArrayD, ArrayView2, Axis, Ix1, IxDyn, s};
 use gpumem_adapt::array::pool::sys::CUresult;
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};

@@ -391,7 +391,7 @@ options! {
         "mappings kept after their memory moved on, so that it can move back without a driver call; at most 8 for each 2 MiB \
          of memory, or 256. Mappings beyond this number are removed in turn, once the last uses of the memory that left them \
          are known to be complete. Larger costs host memory, 12 bytes for each page of 2 MiB; smaller, driver calls";
-    poll_budget_us: Duration = microseconds("microseconds") default "by profile" preset hidden => tuning.poll_budget on CACHES:
+    poll_budget_us: Duration = microseconds("microseconds") default "by profile" preset hidden => tuning.poll_budget on CACHING:
         "how long one allocation may query the driver for completed work; `native` never does. \
          Larger costs time; smaller delays the reuse of memory freed on other streams. With 0, that memory is reused only \
          where the program itself orders or observes streams";

@@ -306,18 +306,17 @@ impl OutOfMemory {
             _ => String::new(),
         };
         // Where the limit was set comes first: another place may have no effect there.
+        // The driver's pool keeps the size that it was built with.
+        let is_fixed = self.facts.backend == Some(BackendKind::Native);
         let how = match (self.refused_by, self.facts.limit_given_as) {
             (RefusedBy::Budget, _) => "Budget::set_limit".into(),
+            (RefusedBy::Quota, _) if is_fixed => "at Pool::private".into(),
             (RefusedBy::Quota, _) => format!("at Pool::private, or with Pool::set_hard_limit{of}"),
+            (_, None) => format!("Pool::set_hard_limit{of}"),
             (_, Some(given_as)) => {
                 let given_as = if given_as == "hard_limit" { "PoolBuilder::hard_limit" } else { given_as };
-                match self.facts.backend {
-                    // The driver's pool keeps the size that it was built with.
-                    Some(BackendKind::Native) => given_as.into(),
-                    _ => format!("{given_as}, or Pool::set_hard_limit{of}"),
-                }
+                if is_fixed { given_as.into() } else { format!("{given_as}, or Pool::set_hard_limit{of}") }
             }
-            (_, None) => format!("Pool::set_hard_limit{of}"),
         };
         let needed = Bytes(self.raised_limit_bytes()).rounded_up();
         let more = self
