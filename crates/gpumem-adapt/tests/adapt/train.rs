@@ -94,7 +94,7 @@ fn data_that_does_not_fit_is_fed_with_two_batches_on_the_device() {
         let line = text.lines().find(|line| line.starts_with(label));
         line.unwrap_or_else(|| panic!("{label} is missing in:\n{text}"))
     };
-    assert!(figures("moved").contains("117.64 MiB at"), "{text}");
+    assert!(figures("moved").contains("117.65 MiB at"), "{text}");
     assert!(figures("overlap").contains("× the larger"), "{text}");
     let peak: f64 = number_before(figures("peak"), " ×");
     assert!((0.9..1.12).contains(&peak), "{text}");

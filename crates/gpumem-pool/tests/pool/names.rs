@@ -136,7 +136,7 @@ fn the_pool_of_the_limit_is_named() {
                 "other pools hold 50.000 MiB of the limit (the largest is pool all/left: 40.000 MiB)"
             )
         );
-        assert!(text.contains("Pool::set_hard_limit of pool all"), "{text}");
+        assert!(text.contains("hard_limit of pool all"), "{text}");
         let rows: Vec<_> = text.lines().filter(|line| line.starts_with("      pool ")).collect();
         assert_eq!(rows.len(), 2, "{text}");
         assert!(rows[0].contains("pool all/left") && rows[0].contains("40.000 MiB"), "{text}");

@@ -315,7 +315,11 @@ impl OutOfMemory {
             (_, None) => format!("Pool::set_hard_limit{of}"),
             (_, Some(given_as)) => {
                 let given_as = if given_as == "hard_limit" { "PoolBuilder::hard_limit" } else { given_as };
-                if is_fixed { given_as.into() } else { format!("{given_as}, or Pool::set_hard_limit{of}") }
+                if is_fixed {
+                    format!("{given_as}{of}")
+                } else {
+                    format!("{given_as}, or Pool::set_hard_limit{of}")
+                }
             }
         };
         let needed = Bytes(self.raised_limit_bytes()).rounded_up();
