@@ -315,7 +315,9 @@ fn of_pools(text: &str, texts: &mut Texts) {
     let part = pool.part(text).unwrap();
     let held =
         [pool.alloc_tagged(16 << 20, &stream, &tag).unwrap(), private.alloc(1 << 20, &stream).unwrap()];
-    let growable = pool.growable(1 << 20, &stream).unwrap();
+    // Pools with adaptors have none.
+    let plain = Pool::builder(&device).name(text).backend(BackendKind::Caching).build().unwrap();
+    let growable = plain.growable(1 << 20, &stream).unwrap();
 
     for size_bytes in [777, 30 << 20, 128 << 20, 1 << 40, u64::MAX - 5] {
         for pool in [&pool, &private, &part] {

@@ -318,7 +318,7 @@ const PLAIN_DROPS: &[(&str, &str)] = &[
     ),
     (
         "held by the state of a pool, which a child keeps",
-        "caching_pool::CachingPool direct::DirectBackend complete::Complete complete::Quiet driver_pool::DriverPool ordered::Ordered none::PlainAllocator slots::Slots flight::Flight",
+        "caching_pool::CachingPool direct::DirectBackend driver_pool::DriverPool ordered::Ordered none::PlainAllocator slots::Slots flight::Flight",
     ),
     ("its writer knows the process", "trace::Trace"),
     ("of files and of the compiler", "save::NewFile nvrtc::NvrtcProgram"),
