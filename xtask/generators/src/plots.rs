@@ -220,13 +220,7 @@ fn image(title: &str, subtitle: &str, draw: impl FnOnce(&Area<'_>) -> Result<()>
     Ok(svg)
 }
 
-fn text(
-    area: &Area<'_>,
-    text: &str,
-    at: (i32, i32),
-    size: u32,
-    colour: RGBColor,
-) -> Result<()> {
+fn text(area: &Area<'_>, text: &str, at: (i32, i32), size: u32, colour: RGBColor) -> Result<()> {
     let style = ("sans-serif", size).into_font().color(&colour).pos(Pos::new(HPos::Left, VPos::Top));
     area.draw(&Text::new(text.to_string(), at, style)).map_err(failed)
 }

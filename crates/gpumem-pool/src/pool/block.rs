@@ -783,7 +783,8 @@ impl Block {
         let place = self.place(place)?;
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
-        Ok(unsafe { self.device().driver().cuMemAdvise(address, size, advice, place)? })
+        unsafe { self.device().driver().cuMemAdvise(address, size, advice, place)? };
+        Ok(())
     }
 
     /// Returns the address and size of a range; `None` if the range is empty.
