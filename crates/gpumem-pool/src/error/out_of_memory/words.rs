@@ -310,7 +310,7 @@ impl OutOfMemory {
         let is_fixed = self.facts.backend == Some(BackendKind::Native);
         let how = match (self.refused_by, self.facts.limit_given_as) {
             (RefusedBy::Budget, _) => "Budget::set_limit".into(),
-            (RefusedBy::Quota, _) if is_fixed => "at Pool::private".into(),
+            (RefusedBy::Quota, _) if is_fixed => format!("at Pool::private{of}"),
             (RefusedBy::Quota, _) => format!("at Pool::private, or with Pool::set_hard_limit{of}"),
             (_, None) => format!("Pool::set_hard_limit{of}"),
             (_, Some(given_as)) => {
