@@ -691,7 +691,7 @@ const PUBLIC: [&str; 8] = ["sys", "sim", "heap", "device", "pool", "trace", "arr
 const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "numbers",
-        "adapt::Fit array::LinkRate array::Transfers heap::Stamp heap::StreamId device::Bytes pool::Limit pool::PoolId \
+        "adapt::Fit array::LinkRate array::Transfers device::Bytes pool::Limit pool::PoolId \
       device::PeerDevice device::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
     ),
     (
