@@ -59,7 +59,7 @@ pub(crate) const TESTS: [&str; 3] = ["test", "--no-run", "--workspace"];
 pub(crate) enum Profile {
     /// Optimised, for users.
     Release,
-    /// As the step `test` builds it for tests of the package, so that nothing is compiled.
+    /// Unoptimised, as [`TESTS`] builds it for the tests of its package. After the step `test` this compiles nothing.
     Tests,
 }
 
