@@ -108,7 +108,7 @@ pub trait Adaptor: Send + Sync {
     /// another allocation can get this address. Must not wait.
     fn free(&self, release: &Release<'_>) {}
 
-    /// True if a pool with this adaptor has growable blocks, of which the adaptor sees nothing.
+    /// True if a pool with this adaptor may have growable blocks. The adaptor does not see them.
     #[doc(hidden)]
     fn allows_growable_blocks(&self) -> bool {
         false

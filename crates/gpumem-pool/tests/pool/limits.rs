@@ -149,7 +149,7 @@ fn a_limit_just_below_the_reserved_memory_takes_effect() {
     });
 }
 
-/// Returns whether the backend is `native`, whose limit cannot be raised above the one that the pool was built with.
+/// True if the backend is `native`. Checks that it refuses a limit above the one that the pool was built with.
 fn keeps_its_limit(fixture: &Fixture, pool: &Pool) -> bool {
     let is_native = fixture.backend == BackendKind::Native;
     if is_native {
