@@ -15,5 +15,6 @@ mod settings;
 #[cfg(target_os = "linux")]
 mod sharing;
 mod stream_kinds;
+mod texts;
 mod threads;
 mod vmm;

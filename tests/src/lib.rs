@@ -27,6 +27,7 @@ pub mod fixtures {
     pub mod entry_points;
     pub mod pattern;
     pub mod pool_fixture;
+    pub mod random_ptx;
     pub mod two_devices;
 }
 

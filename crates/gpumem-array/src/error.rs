@@ -143,9 +143,9 @@ pub enum ArrayError {
         /// The name.
         name: String,
     },
-    /// The simulator has no Rust function for a kernel.
+    /// A kernel is CUDA text, and the simulator has no Rust function for it.
     #[error(
-        "kernel {:?} has no twin on the simulator, which does not run PTX; declare one with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`",
+        "kernel {:?} is CUDA text, which the simulator cannot compile; load its PTX, declare a twin with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`",
         Shown::name(.name)
     )]
     NoTwin {

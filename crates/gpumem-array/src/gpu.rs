@@ -537,9 +537,9 @@ impl Gpu {
 
     /// Loads kernels from PTX, without twins; [`Gpu::compile`] loads both.
     ///
-    /// The driver compiles the whole text during this call, which can take a tenth of a second. On the simulator each kernel
-    /// requires a Rust twin, registered with `gpumem_sim::Sim::register`. [`Module::function`] refuses a kernel that has parameters and no
-    /// instructions, because it does nothing on a GPU, while the simulator would run its twin.
+    /// The driver compiles the whole text during this call, which can take a tenth of a second. The simulator runs the text, or the Rust
+    /// function that is registered for a kernel's name (`gpumem_sim::Sim::register`). [`Module::function`] refuses a kernel that has
+    /// parameters and no instructions, because it does nothing on a GPU, while the simulator would run such a function.
     ///
     /// # Errors
     ///

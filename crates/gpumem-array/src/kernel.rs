@@ -10,8 +10,6 @@ pub(crate) mod parameters;
 mod signature;
 pub(crate) mod source;
 pub(crate) mod table;
-#[cfg(feature = "sim")]
-mod twins;
 
 use crate::error::ArrayError;
 use core::fmt;

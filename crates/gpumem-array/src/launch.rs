@@ -277,8 +277,8 @@ impl Filled<'_> {
 ///
 /// It is safe, and operations state no reasons of their own, because all kernels of the table keep one contract: number and sizes of the
 /// arguments are compared with the row, all arrays are shared with the device, ordered, and alive until the work has run, and a kernel
-/// accesses only elements that its counts and steps describe. Operations take these from the layouts of the arrays. The twins request
-/// their ranges from the simulator, which refuses what exceeds an array, in every test.
+/// accesses only elements that its counts and steps describe. Operations take these from the layouts of the arrays. The simulator
+/// refuses an access that exceeds an allocation, in every test.
 #[must_use = "nothing runs until `queue`"]
 pub(crate) struct OwnLaunch<'a> {
     gpu: &'a Gpu,

@@ -2,9 +2,8 @@
 //!
 //! The library exports every function of the driver API. Each forwards to one simulator of the process, which the
 //! first call creates from the `GPUMEM_SIM_…` variables. A function that the simulator lacks returns
-//! `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no function is found in them
-//! (`CUDA_ERROR_NOT_FOUND`), so no launch silently computes nothing. When the process exits, the races and faults that
-//! the simulator has found are written to standard error.
+//! `CUDA_ERROR_NOT_SUPPORTED`. Kernels run from their PTX. When the process exits, the races and faults that the simulator has found are
+//! written to standard error.
 //!
 //! `cargo xtask drop-in DIR` lays the library out under the names that programs look for:
 //!

@@ -7,7 +7,6 @@ pub(crate) mod context;
 #[allow(unsafe_code)]
 pub(crate) mod launch;
 pub(crate) mod module;
-pub(crate) mod ptx;
 pub(crate) mod settings;
 
 use crate::backing::pages;

@@ -23,10 +23,6 @@ pub(crate) struct Library {
 
 impl Library {
     pub(crate) fn new(device: &Device) -> Self {
-        #[cfg(feature = "sim")]
-        if let Some(sim) = gpumem_sim::Sim::of(device.driver()) {
-            ROWS.iter().for_each(|row| sim.register(row.twins));
-        }
         let functions = [const { OnceLock::new() }; KERNEL_COUNT];
         Self { device: device.clone(), functions, modules: Mutex::default() }
     }

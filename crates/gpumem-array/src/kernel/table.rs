@@ -1,15 +1,11 @@
 //! The kernels of this crate, each declared once: [`Kernel`] names them, [`ROWS`] has the rest.
 //!
 //! A family is a source in `kernels/`, with the types that its kernels are compiled for. A row has a kernel's name between `gpumem_` and the
-//! type, its parameters, and its Rust twin for the simulator. `T` stands for the type. Tests compare each row with the PTX.
+//! type, and its parameters. `T` stands for the type. Tests compare each row with the PTX.
 
 use crate::element::{CastPair, NumericType};
 use crate::kernel::parameters::{AxisWords, OuterAxes, PatternBytes};
 use crate::kernel::source::{DeclaredKernel, KernelParameter};
-#[cfg(feature = "sim")]
-use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, scalar_array};
-#[cfg(feature = "sim")]
-use crate::kernel::twins::{cast, gather, matvec, pack, pattern, random, reduce, strided};
 
 /// A kernel, for all of its types.
 pub(crate) struct KernelRow {
@@ -17,8 +13,6 @@ pub(crate) struct KernelRow {
     texts: &'static [&'static str],
     /// The declaration for each type.
     kernels: &'static [DeclaredKernel],
-    #[cfg(feature = "sim")]
-    pub(crate) twins: &'static [gpumem_sim::Kernel],
 }
 
 impl KernelRow {
@@ -65,8 +59,7 @@ pub enum Only {
     One,
 }
 
-/// A list with an item for each type of an enum, in its order, made by a macro that is given the end of the kernel's name. `T` is the type,
-/// and `U` the one that it is converted to.
+/// A list with an item for each type of an enum, in its order, made by a macro that is given the end of the kernel's name. `T` is the type.
 macro_rules! for_types {
     (NumericType, $item:ident $arguments:tt) => {
         for_types!(@ $item $arguments; "_f32" f32, "_f64" f64, "_i32" i32, "_i64" i64)
@@ -77,38 +70,37 @@ macro_rules! for_types {
     (Only, $item:ident $arguments:tt) => { for_types!(@ $item $arguments; "" u8) };
     (CastPair, $item:ident $arguments:tt) => {
         &[
-            for_types!(= $item $arguments; "_f32_f64" f32 => f64),
-            for_types!(= $item $arguments; "_f64_f32" f64 => f32),
+            for_types!(= $item $arguments; "_f32_f64" f32),
+            for_types!(= $item $arguments; "_f64_f32" f64),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f32_f16" f32 => half::f16),
+            for_types!(= $item $arguments; "_f32_f16" f32),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f32_bf16" f32 => half::bf16),
+            for_types!(= $item $arguments; "_f32_bf16" f32),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f64_f16" f64 => half::f16),
+            for_types!(= $item $arguments; "_f64_f16" f64),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f64_bf16" f64 => half::bf16),
+            for_types!(= $item $arguments; "_f64_bf16" f64),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f16_f32" half::f16 => f32),
+            for_types!(= $item $arguments; "_f16_f32" half::f16),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f16_f64" half::f16 => f64),
+            for_types!(= $item $arguments; "_f16_f64" half::f16),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f16_bf16" half::f16 => half::bf16),
+            for_types!(= $item $arguments; "_f16_bf16" half::f16),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_bf16_f32" half::bf16 => f32),
+            for_types!(= $item $arguments; "_bf16_f32" half::bf16),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_bf16_f64" half::bf16 => f64),
+            for_types!(= $item $arguments; "_bf16_f64" half::bf16),
             #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_bf16_f16" half::bf16 => half::f16),
+            for_types!(= $item $arguments; "_bf16_f16" half::bf16),
         ]
     };
     (@ $item:ident $arguments:tt; $($suffix:literal $type:ty),*) => {
-        &[$(for_types!(= $item $arguments; $suffix $type => $type)),*]
+        &[$(for_types!(= $item $arguments; $suffix $type)),*]
     };
-    (= $item:ident $arguments:tt; $suffix:literal $type:ty => $to:ty) => {{
+    (= $item:ident $arguments:tt; $suffix:literal $type:ty) => {{
         type T = $type;
-        type U = $to;
-        // Few rows use both.
-        const _: Option<(T, U)> = None;
+        // Few rows use it.
+        const _: Option<T> = None;
         $item!($suffix $arguments)
     }};
 }
@@ -122,16 +114,9 @@ macro_rules! declared {
     };
 }
 
-#[cfg(feature = "sim")]
-macro_rules! twin {
-    ($suffix:literal ($name:literal $twin:expr)) => {
-        gpumem_sim::Kernel::new(concat!("gpumem_", $name, $suffix), $twin)
-    };
-}
-
 macro_rules! table {
     ($($types:ident $texts:ident {
-        $($kernel:ident $name:literal $parameters:tt $twin:expr;)*
+        $($kernel:ident $name:literal $parameters:tt;)*
     })*) => {
         /// A kernel of this crate, for one type.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,8 +133,6 @@ macro_rules! table {
             $($(KernelRow {
                 texts: $texts,
                 kernels: for_types!($types, declared($name $parameters)),
-                #[cfg(feature = "sim")]
-                twins: for_types!($types, twin($name $twin)),
             },)*)*
         ];
 
@@ -167,71 +150,63 @@ macro_rules! table {
 
 table! {
     NumericType ELEMENTWISE {
-        Add "add" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Add>;
-        Sub "sub" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Sub>;
-        Mul "mul" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Mul>;
-        Div "div" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64) arrays::<T, Div>;
-        AddScalar "add_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Add>;
-        SubScalar "sub_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Sub>;
-        MulScalar "mul_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Mul>;
-        DivScalar "div_scalar" (out: u64, a: u64, b: T, n: u64) array_scalar::<T, Div>;
-        ScalarSub "scalar_sub" (out: u64, a: T, b: u64, n: u64) scalar_array::<T, Sub>;
-        ScalarDiv "scalar_div" (out: u64, a: T, b: u64, n: u64) scalar_array::<T, Div>;
+        Add "add" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
+        Sub "sub" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
+        Mul "mul" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
+        Div "div" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
+        AddScalar "add_scalar" (out: u64, a: u64, b: T, n: u64);
+        SubScalar "sub_scalar" (out: u64, a: u64, b: T, n: u64);
+        MulScalar "mul_scalar" (out: u64, a: u64, b: T, n: u64);
+        DivScalar "div_scalar" (out: u64, a: u64, b: T, n: u64);
+        ScalarSub "scalar_sub" (out: u64, a: T, b: u64, n: u64);
+        ScalarDiv "scalar_div" (out: u64, a: T, b: u64, n: u64);
     }
     NumericType REDUCE {
-        Sum "sum" (out: u64, a: u64, n: u64) reduce::sum::<T>;
-        Dot "dot" (out: u64, a: u64, b: u64, n: u64) reduce::dot::<T>;
+        Sum "sum" (out: u64, a: u64, n: u64);
+        Dot "dot" (out: u64, a: u64, b: u64, n: u64);
     }
     NumericType MATVEC {
-        RowsWarp "rows_warp" (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64) matvec::rows::<T>;
+        RowsWarp "rows_warp" (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64);
         RowsBlock "rows_block"
-            (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, columns_a_part: u64)
-            matvec::rows_in_parts::<T>;
-        RowsSum "rows_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64) matvec::rows_sum::<T>;
+            (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, columns_a_part: u64);
+        RowsSum "rows_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64);
         Columns "columns"
-            (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, rows_a_part: u64)
-            matvec::columns::<T>;
-        ColumnsSum "columns_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64, rows_a_part: u64)
-            matvec::columns_sum::<T>;
+            (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, rows_a_part: u64);
+        ColumnsSum "columns_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64, rows_a_part: u64);
     }
     Unit STRIDED {
         Copy "copy"
-            (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes)
-            strided::copy::<T>;
+            (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes);
         // A copy whose fastest axes differ, by tiles.
         Transpose "transpose"
-            (to: u64, from: u64, row: AxisWords, column: AxisWords, count: u64, axes: OuterAxes)
-            strided::transpose::<T>;
-        Fill "fill" (to: u64, low: u64, high: u64, len: u64, to_step: i64, rows: u64, axes: OuterAxes)
-            strided::fill::<T>;
+            (to: u64, from: u64, row: AxisWords, column: AxisWords, count: u64, axes: OuterAxes);
+        Fill "fill" (to: u64, low: u64, high: u64, len: u64, to_step: i64, rows: u64, axes: OuterAxes);
     }
     Only STRIDED {
         // A copy of rows of bytes without gaps, at any addresses.
         Dense "dense_1"
-            (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes)
-            strided::copy::<T>;
+            (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes);
     }
     Unit FILL {
-        Pattern "pattern" (out: u64, size_bytes: u64, period: u64, pattern: PatternBytes) pattern::repeat::<T>;
+        Pattern "pattern" (out: u64, size_bytes: u64, period: u64, pattern: PatternBytes);
     }
     Unit GATHER {
-        Gather "gather" (out: u64, from: u64, index: u64, count: u64, len: u64, width: u64, outer: u64)
-            gather::gather::<T>;
+        Gather "gather" (out: u64, from: u64, index: u64, count: u64, len: u64, width: u64, outer: u64);
     }
     CastPair CAST {
-        Cast "cast" (out: u64, a: u64, n: u64) cast::cast::<T, U>;
+        Cast "cast" (out: u64, a: u64, n: u64);
     }
     Only RANDOM {
-        RandomU32 "random_u32" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_u32;
-        RandomU64 "random_u64" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_u64;
-        RandomF32 "random_f32" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_f32;
-        RandomF64 "random_f64" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::random_f64;
-        NormalF32 "normal_f32" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::normal_f32;
-        NormalF64 "normal_f64" (out: u64, n: u64, seed: u64, stream: u64, first: u64) random::normal_f64;
+        RandomU32 "random_u32" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
+        RandomU64 "random_u64" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
+        RandomF32 "random_f32" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
+        RandomF64 "random_f64" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
+        NormalF32 "normal_f32" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
+        NormalF64 "normal_f64" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
     }
     Only PACK {
         // Fills many arrays from one buffer.
-        Unpack "unpack" (buffer: u64, count: u64) pack::unpack;
+        Unpack "unpack" (buffer: u64, count: u64);
     }
 }
 
@@ -296,7 +271,6 @@ mod tests {
                 let (_, found) = parsed.iter().find(|(known, _)| core::ptr::eq(*known, text)).unwrap();
                 let found = found.of(kernel.name()).unwrap_or_else(|| panic!("no {}", kernel.name()));
                 assert_eq!(kernel.differs(&found), None, "{}", kernel.name());
-                assert_eq!(kernel.name(), row.twins[column].name);
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Kernels: Rust functions that replace the entries of a module, and the launch as they see it.
+//! Launches: the memory that a kernel reaches, from its text or from a Rust function that replaces it.
 //!
-//! A kernel runs once for a whole launch, not once a thread: it reads its parameters in the order of the PTX
+//! Such a kernel runs once for a whole launch, not once a thread: it reads its parameters in the order of the PTX
 //! signature, asks for the ranges of device memory that they point to, and computes what the grid would have. Ranges
 //! are checked like everything that touches memory: alive at this moment, whole, aligned, within reach of the device.
 
@@ -8,8 +8,7 @@ use crate::backing::Bytes;
 use crate::base::codes::NOT_PERMITTED;
 use crate::base::elements::Elements;
 use crate::base::handle::Handle;
-use crate::device::module::Shape;
-use crate::device::ptx::Signature;
+use crate::device::module::{Body, Shape};
 use crate::report::finding::{FaultKind, Origin};
 use bytemuck::{AnyBitPattern, Pod};
 use core::cell::{Cell, OnceCell, RefCell};
@@ -19,7 +18,6 @@ use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 use std::any::Any;
 use std::borrow::Cow;
-use std::sync::Arc;
 
 /// A Rust function that runs in place of the PTX entry of the same name.
 ///
@@ -115,6 +113,9 @@ pub(crate) trait LaunchMemory {
         size_bytes: u64,
         align_bytes: usize,
     ) -> Result<(Bytes, bool), KernelFault>;
+
+    /// The bytes around an access that belong to the same allocation: the first address and the number.
+    fn around(&self, address: u64, size_bytes: u64) -> (u64, u64);
 }
 
 /// The launch that a kernel runs for: its shape, its parameters and the memory that it may access.
@@ -228,9 +229,8 @@ const ELEMENTS_APART_MAX: u64 = 4096;
 #[derive(Clone)]
 pub(crate) struct QueuedLaunch {
     pub(crate) function: Handle,
-    pub(crate) kernel: Kernel,
-    pub(crate) signature: Arc<Signature>,
-    /// The parameters, packed by the signature, copied at the call.
+    pub(crate) body: Body,
+    /// The parameters, packed by the entry, copied at the call.
     pub(crate) parameters: Box<[u8]>,
     pub(crate) shape: Shape,
 }
@@ -275,7 +275,7 @@ impl<'a> Launch<'a> {
     /// [`KernelFault`] if the entry has no more parameters, or if the next one has another size.
     pub fn arg<T: AnyBitPattern>(&mut self) -> Result<T, KernelFault> {
         let index = self.next;
-        let parameters = &self.queued.signature.parameters;
+        let parameters = self.queued.body.entry().parameters();
         let Some(parameter) = parameters.get(index) else {
             return Err(KernelFault::new(format!("it reads more than its {} parameters", parameters.len())));
         };
@@ -398,21 +398,33 @@ impl<'a> Launch<'a> {
         if len == 0 {
             return Ok(&[]);
         }
+        let (cells, bytes, _) = self.cells(is_write, address, len)?;
+        let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes, layout });
+        Ok(cells)
+    }
+
+    /// The elements at an address, where they are in this process, and whether they may be written.
+    fn cells<T: Pod>(
+        &self,
+        is_write: bool,
+        address: u64,
+        len: usize,
+    ) -> Result<(&'a [Cell<T>], Bytes, bool), KernelFault> {
         let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let (bytes, is_read_only) =
             self.memory.range(self.context, is_write, address, size_bytes, align_of::<T>())?;
-        let touch = Touch { is_write, address, size_bytes, bytes, layout };
-        self.touched.borrow_mut().push(touch);
         if is_read_only {
-            return self.copied(bytes.0, len).ok_or_else(|| KernelFault::new(format!(
+            let copied = self.copied(bytes.0, len).ok_or_else(|| KernelFault::new(format!(
                 "it reads memory that is registered read-only as {}, which is aligned to more than 16 bytes",
                 core::any::type_name::<T>()
-            )));
+            )))?;
+            return Ok((copied, bytes, false));
         }
         // SAFETY: the range lies whole in an allocation that is alive for as long as the machine is borrowed: frees
         // are queued work too and only one operation runs at a time. The type has no invalid bits, the address is
         // aligned, and a cell allows others to name the same memory.
-        Ok(unsafe { core::slice::from_raw_parts(bytes.0.cast::<Cell<T>>(), len) })
+        Ok((unsafe { core::slice::from_raw_parts(bytes.0.cast::<Cell<T>>(), len) }, bytes, true))
     }
 
     /// Copies memory that the host registered for reading only. The program may hold it as a `&[u8]`, so no reference to cells may
@@ -437,10 +449,48 @@ fn reach([count, step]: [usize; 2]) -> usize {
     count.checked_sub(1).map_or(0, |last| last.saturating_mul(step).saturating_add(1))
 }
 
+/// The memory of a kernel that runs from its text.
+pub(crate) struct TextMemory<'l, 'a> {
+    launch: &'l Launch<'a>,
+    /// Why the last access was refused.
+    refused: RefCell<Option<KernelFault>>,
+}
+
+impl<'l, 'a> TextMemory<'l, 'a> {
+    pub(crate) fn new(launch: &'l Launch<'a>) -> Self {
+        Self { launch, refused: RefCell::default() }
+    }
+
+    pub(crate) fn into_refused(self) -> Option<KernelFault> {
+        self.refused.into_inner()
+    }
+}
+
+impl gpumem_ptx::DeviceMemory for TextMemory<'_, '_> {
+    fn region(&self, address: u64, size_bytes: u64, is_write: bool) -> Option<gpumem_ptx::Region<'_>> {
+        let (start, around_bytes) = self.launch.memory.around(address, size_bytes);
+        let wide = self.launch.cells::<u8>(is_write, start, around_bytes as usize);
+        let found = match wide {
+            Ok((cells, _, is_writable)) => Ok((start, cells, is_writable)),
+            Err(_) => {
+                let exact = self.launch.cells::<u8>(is_write, address, size_bytes as usize);
+                exact.map(|(cells, _, is_writable)| (address, cells, is_writable))
+            }
+        };
+        match found {
+            Ok((start, cells, is_writable)) => Some(gpumem_ptx::Region { start, cells, is_writable }),
+            Err(fault) => {
+                self.refused.replace(Some(fault));
+                None
+            }
+        }
+    }
+}
+
 impl fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Launch")
-            .field("kernel", &Shown::name(self.queued.kernel.name))
+            .field("kernel", &Shown::name(self.queued.body.name))
             .field("grid", &self.grid())
             .field("block", &self.block())
             .finish_non_exhaustive()

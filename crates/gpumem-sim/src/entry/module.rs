@@ -3,12 +3,12 @@
 use crate::base::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::base::handle::Handle;
 use crate::device::module::Shape;
-use crate::device::ptx::Signature;
 use crate::entry::argument::{Source, Target, check_place, put, put_if_wanted, take, take_at};
 use crate::entry::call::Call;
 use crate::entry::entries;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
+use gpumem_ptx::Entry;
 use gpumem_sys::Table;
 use gpumem_sys::types::{
     CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUlaunchAttributeID,
@@ -91,8 +91,8 @@ entries! {
         offset_bytes: Target<usize>,
         size_bytes: Target<usize>,
     ) {
-        let signature = &call.function(Handle::from_ptr(function))?.signature;
-        let parameter = *signature.parameters.get(index).ok_or(INVALID_VALUE)?;
+        let entry = call.function(Handle::from_ptr(function))?.body.entry();
+        let parameter = *entry.parameters().get(index).ok_or(INVALID_VALUE)?;
         put(offset_bytes, parameter.offset_bytes)?;
         put_if_wanted(size_bytes, parameter.size_bytes)
     }
@@ -162,7 +162,7 @@ entries! {
 
     fn cuModuleGetFunctionCount(call, count: Target<c_uint>, module: CUmodule) {
         let module = call.modules.get(Handle::from_ptr(module)).ok_or(INVALID_HANDLE)?;
-        put(count, module.entry_count() as c_uint)
+        put(count, module.text.entries().len() as c_uint)
     }
 
     fn cuModuleGetLoadingMode(_call, mode: Target<CUmoduleLoadingMode>) {
@@ -230,19 +230,19 @@ pub(crate) unsafe fn packed(
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Answer<Box<[u8]>> {
-    let signature = &call.function(function)?.signature;
+    let entry = call.function(function)?.body.entry();
     // SAFETY: the caller guarantees the conditions of `cuLaunchKernel`: one of the two lists, for this function.
-    unsafe { if extra.is_null() { pack(signature, parameters) } else { unpack_extra(signature, extra) } }
+    unsafe { if extra.is_null() { pack(entry, parameters) } else { unpack_extra(entry, extra) } }
 }
 
 /// Copies parameters that are given one pointer each.
 ///
 /// # Safety
 ///
-/// The pointer is null or points to one pointer for each parameter of the signature, each to that parameter's bytes.
-unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Box<[u8]>> {
-    let mut packed = vec![0; signature.size_bytes].into_boxed_slice();
-    for (index, parameter) in signature.parameters.iter().enumerate() {
+/// The pointer is null or points to one pointer for each parameter of the entry, each to that parameter's bytes.
+unsafe fn pack(entry: &Entry, parameters: *mut *mut c_void) -> Answer<Box<[u8]>> {
+    let mut packed = vec![0; entry.parameter_bytes()].into_boxed_slice();
+    for (index, parameter) in entry.parameters().iter().enumerate() {
         if parameters.is_null() {
             return Err(INVALID_VALUE);
         }
@@ -263,7 +263,7 @@ unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Bo
 /// # Safety
 ///
 /// The pointer points to a list of keys and values with the end that the driver requires.
-unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer<Box<[u8]>> {
+unsafe fn unpack_extra(entry: &Entry, extra: *mut *mut c_void) -> Answer<Box<[u8]>> {
     let (mut buffer, mut size_bytes) = (core::ptr::null::<u8>(), 0);
     for index in (0..).step_by(2).take(EXTRA_PAIRS_MAX) {
         // SAFETY: the list continues until its end was read.
@@ -277,14 +277,14 @@ unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer
             _ => return Err(INVALID_VALUE),
         }
     }
-    if size_bytes < signature.size_bytes || buffer.is_null() && signature.size_bytes > 0 {
+    if size_bytes < entry.parameter_bytes() || buffer.is_null() && entry.parameter_bytes() > 0 {
         return Err(INVALID_VALUE);
     }
-    if signature.size_bytes == 0 {
+    if entry.parameter_bytes() == 0 {
         return Ok(Box::default());
     }
     // SAFETY: the caller guarantees that many bytes, of which these are the first.
-    Ok(unsafe { core::slice::from_raw_parts(buffer, signature.size_bytes) }.into())
+    Ok(unsafe { core::slice::from_raw_parts(buffer, entry.parameter_bytes()) }.into())
 }
 
 const EXTRA_END: usize = 0;

@@ -59,6 +59,10 @@ impl Machine {
                 self.import_close(base);
                 Ok(())
             }
+            AllocatedBy::Variable => {
+                self.free_variable(base);
+                Ok(())
+            }
             AllocatedBy::Graph => {
                 self.graph_memory_remove(base);
                 Ok(())
@@ -91,6 +95,7 @@ impl Machine {
             | AllocatedBy::Registered { .. }
             | AllocatedBy::Mapped { .. }
             | AllocatedBy::Opened
+            | AllocatedBy::Variable
             | AllocatedBy::Graph => Err(INVALID_VALUE),
         }
     }
@@ -124,7 +129,7 @@ impl Machine {
         }
         self.note_free(allocation);
         match allocation.allocated_by {
-            AllocatedBy::Plain => self.plain_release(allocation),
+            AllocatedBy::Plain | AllocatedBy::Variable => self.plain_release(allocation),
             AllocatedBy::Graph => self.graph_memory_released(allocation.base),
             AllocatedBy::Pool(pool) => {
                 self.imports_lose(allocation);

@@ -8,9 +8,7 @@ use crate::report::{AllocationKind, LiveAllocation, Report};
 
 impl Machine {
     pub(crate) fn report(&self) -> Report {
-        let is_live = |found: &&Allocation| {
-            found.allocated_by != AllocatedBy::Graph || self.graph_memory_is_live(found.base)
-        };
+        let is_live = |found: &&Allocation| self.is_of_program(found);
         let allocations = self.memory.at_call.values().filter(is_live).map(|found| LiveAllocation {
             address: found.base,
             size_bytes: found.size_bytes,
@@ -38,11 +36,18 @@ impl Machine {
         }
     }
 
+    /// True for memory that the program allocated, as far as a graph has allocated it.
+    fn is_of_program(&self, found: &Allocation) -> bool {
+        match found.allocated_by {
+            AllocatedBy::Graph => self.graph_memory_is_live(found.base),
+            AllocatedBy::Variable => false,
+            _ => true,
+        }
+    }
+
     /// The leaks: allocated or mapped memory, and handles without a mapping.
     fn leaks(&self) -> Vec<Origin> {
-        let is_live = |found: &&Allocation| {
-            found.allocated_by != AllocatedBy::Graph || self.graph_memory_is_live(found.base)
-        };
+        let is_live = |found: &&Allocation| self.is_of_program(found);
         let allocations = self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found));
         let handles = self.virtual_memory.unmapped().map(|(handle, device, size_bytes, call)| {
             self.origin_made(handle.to_bits(), size_bytes, (device, AllocationKind::Handle), call)

@@ -8,6 +8,8 @@ use crate::report::AllocationKind;
 pub(crate) enum AllocatedBy {
     /// `cuMemAlloc`.
     Plain,
+    /// A variable of a module.
+    Variable,
     /// A memory pool.
     Pool(Handle),
     /// A pool of pinned host memory.
@@ -34,7 +36,7 @@ pub(crate) enum AllocatedBy {
 impl AllocatedBy {
     pub(crate) fn kind(self) -> AllocationKind {
         match self {
-            Self::Plain => AllocationKind::Device,
+            Self::Plain | Self::Variable => AllocationKind::Device,
             Self::Pool(_) | Self::PinnedPool(_) | Self::ManagedPool(_) => AllocationKind::Pool,
             Self::Imported(_) | Self::Opened => AllocationKind::Imported,
             Self::Host { .. } => AllocationKind::Host,

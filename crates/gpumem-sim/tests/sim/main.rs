@@ -30,6 +30,7 @@ mod schedules;
 mod seeded_bugs;
 mod shared_pools;
 mod sharing;
+mod texts;
 mod values;
 mod virtual_memory;
 

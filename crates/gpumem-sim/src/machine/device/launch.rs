@@ -1,46 +1,124 @@
-//! Runs a kernel, with the memory of this machine behind its [`Launch`].
+//! Runs a kernel, with the memory of this machine behind its [`Launch`]: its text, or the Rust function that is registered for it.
 
 use crate::backing::Bytes;
+use crate::base::address::CHUNK_BYTES;
 use crate::base::codes::ILLEGAL_ADDRESS;
 use crate::base::handle::Handle;
 use crate::base::thread::Inside;
-use crate::device::launch::{Copies, KernelFault, Launch, LaunchMemory, QueuedLaunch, Touch, panic_text};
+use crate::device::launch::{
+    Copies, Kernel, KernelFault, Launch, LaunchMemory, QueuedLaunch, TextMemory, Touch, panic_text,
+};
 use crate::machine::Machine;
 use crate::machine::device::view::View;
 use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
 use crate::report::finding::{AccessKind, FaultKind};
 use core::ops::Range;
+use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl Machine {
     pub(crate) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
+        let outcome = match &queued.body.kernel {
+            Some(kernel) => self.execute_registered(context, queued, kernel),
+            None => self.execute_text(context, queued),
+        };
+        outcome.map(|()| self.config.costs.launch_ns).map_err(|fault| {
+            let text = format!("kernel `{}` {}", queued.body.name, fault.text);
+            Fault { kind: fault.kind, code: fault.code, text, allocation: fault.allocation }
+        })
+    }
+
+    /// Runs the Rust function that is registered for the kernel's name.
+    fn execute_registered(
+        &mut self,
+        context: Handle,
+        queued: &QueuedLaunch,
+        kernel: &Kernel,
+    ) -> Result<(), KernelFault> {
         let copies = Copies::default();
         let mut launch = Launch::new(self, context, queued, &copies);
-        let name = queued.kernel.name;
         let _inside = Inside::enter();
         let view = View::open(self);
         // A panic must not unwind through the driver. Partial results are in device memory of a context that is lost.
-        let outcome = catch_unwind(AssertUnwindSafe(|| (queued.kernel.run)(&mut launch)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| (kernel.run)(&mut launch)));
         let touched = launch.into_touched();
         let outcome = match view.refused() {
             Some(call) => Ok(Err(KernelFault::refused(call))),
             None => outcome,
         };
         drop(view);
-        self.note_touched(name, &touched);
+        self.note_touched(queued.body.name, &touched);
         match outcome {
-            Ok(Ok(())) => Ok(self.config.costs.launch_ns),
-            Ok(Err(fault)) => {
-                let text = format!("kernel `{name}` failed: {}", fault.text);
-                Err(Fault { kind: fault.kind, code: fault.code, text, allocation: fault.allocation })
+            Ok(outcome) => {
+                outcome.map_err(|fault| KernelFault { text: format!("failed: {}", fault.text), ..fault })
             }
-            Err(panic) => Err(Fault {
+            Err(panic) => Err(KernelFault {
                 kind: FaultKind::Kernel,
                 code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
-                text: format!("kernel `{name}` panicked: {}", panic_text(panic)),
+                text: format!("panicked: {}", panic_text(panic)),
                 allocation: None,
             }),
+        }
+    }
+
+    /// Runs the kernel's text.
+    fn execute_text(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<(), KernelFault> {
+        let copies = Copies::default();
+        let launch = Launch::new(self, context, queued, &copies);
+        let memory = TextMemory::new(&launch);
+        let wish = gpumem_ptx::Launch {
+            grid: queued.shape.grid,
+            block: queued.shape.block,
+            shared_bytes: queued.shape.shared_bytes,
+            parameters: &queued.parameters,
+            variables: &queued.body.variables,
+            seed: self.config.seed ^ self.call_count,
+            steps_max: STEPS_MAX,
+        };
+        let (touched, outcome) = queued.body.entry().run(wish, &memory);
+        let refused = memory.into_refused();
+        self.note_ranges(queued.body.name, &touched);
+        let Err(mistake) = outcome else { return Ok(()) };
+        let (kind, code) = match mistake.mistake {
+            Mistake::Misaligned { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS),
+            Mistake::Refused { .. } | Mistake::OutOfBounds { .. } => {
+                (FaultKind::OutOfBounds, ILLEGAL_ADDRESS)
+            }
+            Mistake::TooLong(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_TIMEOUT),
+            _ => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_FAILED),
+        };
+        let KernelMistake { line, block: [bx, by, bz], thread: [tx, ty, tz], .. } = mistake;
+        Err(match refused {
+            Some(fault) if matches!(mistake.mistake, Mistake::Refused { .. }) => KernelFault {
+                text: format!(
+                    "failed at line {line} of its PTX, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz}): {}",
+                    fault.text
+                ),
+                ..fault
+            },
+            _ => KernelFault { kind, code, text: format!("failed: {mistake}"), allocation: None },
+        })
+    }
+
+    /// Notes what a kernel's text accessed, the reads before the writes.
+    fn note_ranges(&mut self, name: &'static str, touched: &Touched) {
+        if self.races.is_none() {
+            return;
+        }
+        for (is_write, ranges) in [(false, &touched.reads), (true, &touched.writes)] {
+            let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
+            for range in ranges {
+                // Ranges of allocations that lie side by side are one.
+                let mut at = range.start;
+                while at < range.end
+                    && let Some(found) = self.memory.live(at, 1)
+                {
+                    let end = found.end().min(range.end);
+                    self.note_access(is_write, kind(name), (at, end - at, found.bytes_at(at)), None);
+                    at = end;
+                }
+            }
         }
     }
 }
@@ -101,4 +179,14 @@ impl LaunchMemory for Machine {
         }
         Ok((bytes, allocation.allocated_by.is_read_only()))
     }
+
+    fn around(&self, address: u64, size_bytes: u64) -> (u64, u64) {
+        let Some(allocation) = self.memory.live(address, size_bytes) else { return (address, size_bytes) };
+        let start = (address & !(CHUNK_BYTES - 1)).max(allocation.base);
+        let end = (address + size_bytes).next_multiple_of(CHUNK_BYTES).min(allocation.end());
+        (start, end - start)
+    }
 }
+
+/// The steps of warps after which a kernel that does not end is stopped: minutes.
+const STEPS_MAX: u64 = 1 << 34;

@@ -19,7 +19,7 @@ impl Machine {
             return Err(INVALID_VALUE);
         };
         let start = launch.parameters.as_mut_ptr();
-        let offsets = launch.signature.parameters.iter().map(|parameter| parameter.offset_bytes);
+        let offsets = launch.body.entry().parameters().iter().map(|parameter| parameter.offset_bytes);
         parameter_pointers.0 = offsets.map(|offset_bytes| start.wrapping_add(offset_bytes).cast()).collect();
         let (shape, [grid_x, grid_y, grid_z]) = (&launch.shape, launch.shape.grid);
         let [block_x, block_y, block_z] = shape.block;

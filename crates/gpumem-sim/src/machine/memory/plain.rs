@@ -1,11 +1,13 @@
 //! Plain device memory: allocation, export and free.
 
+use crate::backing::Bytes;
 use crate::backing::pages::PageFile;
 use crate::backing::ticket::{Ticket, TicketKind};
 use crate::base::address::CHUNK_BYTES;
 use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
+use crate::machine::stream::execute::copy_bytes;
 use crate::memory::Allocation;
 use crate::memory::allocated_by::AllocatedBy;
 use crate::memory::plain::{ALIGNMENT_BYTES, Chunk, SMALL_BYTES_MAX, round_up};
@@ -13,6 +15,30 @@ use crate::memory::plain::{ALIGNMENT_BYTES, Chunk, SMALL_BYTES_MAX, round_up};
 impl Machine {
     /// Allocates device memory for all streams at once.
     pub(crate) fn alloc(&mut self, context: Handle, size_bytes: u64) -> Answer<u64> {
+        self.plain_alloc(context, size_bytes, AllocatedBy::Plain)
+    }
+
+    /// Allocates a variable of a module.
+    pub(crate) fn alloc_variable(&mut self, context: Handle, size_bytes: u64) -> Answer<u64> {
+        self.plain_alloc(context, size_bytes, AllocatedBy::Variable)
+    }
+
+    /// Writes the initial contents of a variable, which fill it.
+    pub(crate) fn write_variable(&mut self, base: u64, contents: &[u8]) {
+        if let Some(found) = self.memory.known(base, contents.len() as u64) {
+            copy_bytes(Bytes(contents.as_ptr().cast_mut()), found.bytes, contents.len() as u64);
+        }
+    }
+
+    /// Frees a variable of a module.
+    pub(crate) fn free_variable(&mut self, base: u64) {
+        if let Some(allocation) = self.memory.at_call.get(&base).copied() {
+            self.retire(base);
+            self.release(&allocation, None);
+        }
+    }
+
+    fn plain_alloc(&mut self, context: Handle, size_bytes: u64, allocated_by: AllocatedBy) -> Answer<u64> {
         if size_bytes == 0 {
             return Err(INVALID_VALUE);
         }
@@ -21,7 +47,6 @@ impl Machine {
         let plain = &self.devices[device].plain;
         let (chunk_base, chunk) = plain.chunk(base).ok_or(OUT_OF_MEMORY)?;
         let bytes = chunk.backing.bytes().at(base - chunk_base);
-        let allocated_by = AllocatedBy::Plain;
         let call = self.made_here();
         self.memory.insert(Allocation {
             base,

@@ -279,7 +279,7 @@ impl Machine {
             AllocatedBy::Mapped { .. } => allocation.allocated_by.is_open_to(context.device),
             _ if allocation.device == context.device => true,
             AllocatedBy::Host { .. } | AllocatedBy::Registered { .. } => true,
-            AllocatedBy::Plain => context.peers.contains(&allocation.context),
+            AllocatedBy::Plain | AllocatedBy::Variable => context.peers.contains(&allocation.context),
             // The context that opened the memory has access.
             AllocatedBy::Opened => allocation.context == handle,
             AllocatedBy::Graph => false,

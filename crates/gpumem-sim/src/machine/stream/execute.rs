@@ -218,7 +218,7 @@ fn freed_early(allocation: Origin) -> Fault {
     Fault { kind, code: ILLEGAL_ADDRESS, text, allocation }
 }
 
-fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {
+pub(crate) fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {
     // SAFETY: device ranges lie in a live mapping of this instance. The program guaranteed to the driver that host ranges stay
     // valid until the copy is complete. The ranges may overlap, which `copy` allows.
     unsafe { core::ptr::copy(source.0, target.0, size_bytes as usize) };

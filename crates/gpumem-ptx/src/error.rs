@@ -1,0 +1,73 @@
+//! Errors of a module's text.
+
+use core::fmt;
+
+/// The place of a word: line and column, from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+}
+
+/// What is wrong with a PTX text, and where. Displays as `line 12, column 3: …`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, column {column}: {what}")]
+pub struct PtxError {
+    /// The line, from 1.
+    pub line: u32,
+    /// The column, from 1.
+    pub column: u32,
+    /// What is wrong there.
+    pub what: PtxProblem,
+}
+
+/// A kind of problem in a PTX text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PtxProblem {
+    /// The text is no PTX.
+    Syntax(String),
+    /// The text is PTX that this crate does not run.
+    Unsupported(String),
+    /// The text needs a newer version of PTX than this crate knows.
+    Version {
+        /// The version that the text states.
+        stated: (u32, u32),
+        /// The newest version that is known.
+        newest: (u32, u32),
+    },
+}
+
+impl fmt::Display for PtxProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Syntax(what) => write!(f, "{what}"),
+            Self::Unsupported(what) => write!(f, "{what} is not supported"),
+            Self::Version { stated, newest } => write!(
+                f,
+                "PTX {}.{} is newer than {}.{}; compile for an older version",
+                stated.0, stated.1, newest.0, newest.1
+            ),
+        }
+    }
+}
+
+impl PtxError {
+    pub(crate) fn syntax(place: Place, what: impl Into<String>) -> Self {
+        Self { line: place.line, column: place.column, what: PtxProblem::Syntax(what.into()) }
+    }
+
+    pub(crate) fn version(place: Place, stated: (u32, u32), newest: (u32, u32)) -> Self {
+        Self { line: place.line, column: place.column, what: PtxProblem::Version { stated, newest } }
+    }
+
+    pub(crate) fn unsupported(place: Place, what: impl Into<String>) -> Self {
+        Self { line: place.line, column: place.column, what: PtxProblem::Unsupported(what.into()) }
+    }
+}
+
+/// The beginning of a foreign text, for a message.
+pub(crate) fn short(text: &str) -> &str {
+    let end = text.char_indices().nth(80).map_or(text.len(), |(at, _)| at);
+    &text[..end]
+}

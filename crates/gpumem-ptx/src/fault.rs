@@ -1,0 +1,89 @@
+//! Why a kernel stopped.
+
+/// A mistake of a kernel, and the place of it. Displays as `line 12, block (0, 0, 0), thread (3, 0, 0): …`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, block {}, thread {}: {mistake}", triple(.block), triple(.thread))]
+pub struct KernelMistake {
+    /// The line of the PTX, from 1.
+    pub line: u32,
+    /// The block in the grid.
+    pub block: [u32; 3],
+    /// The thread in the block.
+    pub thread: [u32; 3],
+    /// What it did.
+    pub mistake: Mistake,
+}
+
+fn triple([x, y, z]: &[u32; 3]) -> String {
+    format!("({x}, {y}, {z})")
+}
+
+/// What a kernel did wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mistake {
+    /// The memory refused the access.
+    #[error("{} {size_bytes} bytes at {address:#x}", verb(*.is_write))]
+    Refused {
+        /// The first byte.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+        /// True for a write.
+        is_write: bool,
+    },
+    /// The address of an access is no multiple of its size.
+    #[error("{} {size_bytes} bytes at {address:#x}, which is no multiple of {size_bytes}", verb(*.is_write))]
+    Misaligned {
+        /// The first byte.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+        /// True for a write.
+        is_write: bool,
+    },
+    /// An access outside of the shared memory of its block, the local memory of its thread, or the kernel's parameters.
+    #[error("{} {size_bytes} bytes at {offset_bytes} of {limit_bytes} bytes of {space} memory", verb(*.is_write))]
+    OutOfBounds {
+        /// `"shared"`, `"local"` or `"parameter"`.
+        space: &'static str,
+        /// The distance from the beginning.
+        offset_bytes: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+        /// The bytes that there are.
+        limit_bytes: u64,
+        /// True for a write.
+        is_write: bool,
+    },
+    /// Threads of one warp do not arrive at a barrier together.
+    #[error("waits at barrier {number}, which thread {} of its warp does not reach with it", triple(.missing))]
+    Divergence {
+        /// The barrier.
+        number: u32,
+        /// A thread that is elsewhere.
+        missing: [u32; 3],
+    },
+    /// No thread of the block can go on.
+    #[error("waits for ever: {why}")]
+    Deadlock {
+        /// What it waits for.
+        why: String,
+    },
+    /// The kernel executed `trap`.
+    #[error("stopped itself (`trap`)")]
+    Trap,
+    /// A branch or call to no place of the kernel.
+    #[error("jumps to {0:#x}, which is no place in the kernel")]
+    WrongTarget(u64),
+    /// Calls are nested too deeply.
+    #[error("has no local memory left for another call")]
+    StackOverflow,
+    /// The kernel took more steps than the launch allows.
+    #[error("is not done after {0} steps of warps")]
+    TooLong(u64),
+}
+
+fn verb(is_write: bool) -> &'static str {
+    if is_write { "writes" } else { "reads" }
+}

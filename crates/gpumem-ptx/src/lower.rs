@@ -1,0 +1,501 @@
+//! [`Source`] to [`Program`]s: registers, addresses and labels become numbers, and every instruction is checked.
+
+mod arithmetic;
+mod control;
+mod memory;
+mod modifiers;
+mod warp;
+
+use crate::error::{Place, PtxError, short};
+use crate::lower::modifiers::Modifiers;
+use crate::number::Alu;
+use crate::parse::{double_as, single_as};
+use crate::program::{
+    Access, Constant, FUNCTIONS, Guard, Location, Memory, Op, Program, Routine, Slot, Special, Step,
+    clock_bytes, low_bits,
+};
+use crate::syntax::{Formal, Function, Instruction, Operand, Source, Space, Statement, Type};
+use std::collections::HashMap;
+
+type Result<T> = core::result::Result<T, PtxError>;
+
+/// Makes the program of a kernel.
+pub(crate) fn lower(source: &Source<'_>, entry: usize) -> Result<Program> {
+    let mut lower = Lower::new(source);
+    lower.routine_of(entry);
+    // Calls add functions to the list.
+    let mut next = 0;
+    while let Some(&function) = lower.queue.get(next) {
+        lower.function(next, function)?;
+        next += 1;
+    }
+    Ok(lower.program)
+}
+
+struct Lower<'s, 't> {
+    source: &'s Source<'t>,
+    /// The numbers of definitions; a declaration counts only if there is no definition.
+    functions: HashMap<&'t str, usize>,
+    variables: HashMap<&'s str, usize>,
+    program: Program,
+    /// The functions of the routines, by their numbers.
+    queue: Vec<usize>,
+    constants: HashMap<Constant, u32>,
+    /// Offsets of variables in shared memory, by the variable's address in the source.
+    shared: HashMap<*const (), u64>,
+    // Of the function that is read.
+    function: usize,
+    registers: u32,
+    frame: HashMap<u32, u64>,
+    frame_bytes: u64,
+    /// The offsets of a kernel's parameters.
+    parameters: HashMap<u32, u64>,
+    labels: HashMap<(u32, &'t str), u32>,
+    lists: HashMap<(u32, &'t str), Vec<&'t str>>,
+    /// Steps with targets that are still to be set: the labels' names.
+    jumps: Vec<(usize, Vec<&'t str>, u32, Place)>,
+    guard: Option<Guard>,
+    place: Place,
+    /// The register of the carry flag, if the function has used one.
+    carry: Option<u32>,
+}
+
+impl<'s, 't> Lower<'s, 't> {
+    fn new(source: &'s Source<'t>) -> Self {
+        let mut functions = HashMap::new();
+        for (number, function) in source.functions.iter().enumerate() {
+            if function.body.is_some() || !functions.contains_key(function.name) {
+                functions.insert(function.name, number);
+            }
+        }
+        let variables =
+            source.variables.iter().enumerate().map(|(number, v)| (v.name.as_str(), number)).collect();
+        Self {
+            source,
+            functions,
+            variables,
+            program: Program {
+                steps: Vec::new(),
+                routines: Vec::new(),
+                constants: Vec::new(),
+                specials: Vec::new(),
+                shared_bytes: 0,
+                dynamic_align: 16,
+                sites: 0,
+            },
+            queue: Vec::new(),
+            constants: HashMap::new(),
+            shared: HashMap::new(),
+            function: 0,
+            registers: 0,
+            frame: HashMap::new(),
+            frame_bytes: 0,
+            parameters: HashMap::new(),
+            labels: HashMap::new(),
+            lists: HashMap::new(),
+            jumps: Vec::new(),
+            guard: None,
+            place: Place::default(),
+            carry: None,
+        }
+    }
+
+    /// The number of the routine of a function. The function is lowered later.
+    fn routine_of(&mut self, function: usize) -> u32 {
+        let known = self.queue.iter().position(|queued| *queued == function);
+        let number = known.unwrap_or_else(|| {
+            self.queue.push(function);
+            self.queue.len() - 1
+        });
+        number as u32
+    }
+
+    fn current(&self) -> &'s Function<'t> {
+        &self.source.functions[self.function]
+    }
+
+    fn function(&mut self, routine: usize, function: usize) -> Result<()> {
+        self.function = function;
+        let current = self.current();
+        self.registers = current.registers.len() as u32;
+        self.frame.clear();
+        self.frame_bytes = 0;
+        self.carry = None;
+        self.parameters.clear();
+        self.labels.clear();
+        self.lists.clear();
+        self.jumps.clear();
+        let Some(body) = &current.body else {
+            let what = format!("the function `{}`, which this module does not define,", short(current.name));
+            return Err(PtxError::unsupported(current.place, what));
+        };
+        if current.is_entry {
+            let (layout, _) = layout(current);
+            for (formal, parameter) in current.parameters.iter().zip(layout) {
+                if let Formal::Variable(variable) = *formal {
+                    self.parameters.insert(variable, parameter.offset_bytes as u64);
+                }
+            }
+        }
+        let start = self.program.steps.len() as u32;
+        let parameters =
+            current.parameters.iter().map(|formal| self.formal(*formal)).collect::<Result<_>>()?;
+        let results = current.results.iter().map(|formal| self.formal(*formal)).collect::<Result<_>>()?;
+        for statement in body {
+            match statement {
+                Statement::Label(name, scope) => {
+                    let at = self.program.steps.len() as u32;
+                    self.labels.insert((*scope, name), at);
+                }
+                Statement::Targets(name, scope, targets) => {
+                    self.lists.insert((*scope, name), targets.clone());
+                }
+                Statement::Instruction(instruction) => self.instruction(instruction)?,
+            }
+        }
+        // The end of a body is a return.
+        self.guard = None;
+        self.push(Op::Return);
+        self.set_targets()?;
+        if self.frame_bytes > FRAME_BYTES_MAX {
+            let what = format!("{} bytes of local memory a call", self.frame_bytes);
+            return Err(PtxError::unsupported(current.place, what));
+        }
+        debug_assert_eq!(self.program.routines.len(), routine);
+        self.program.routines.push(Routine {
+            start,
+            registers: self.registers,
+            frame_bytes: self.frame_bytes.next_multiple_of(16),
+            parameters,
+            results,
+        });
+        Ok(())
+    }
+
+    fn formal(&mut self, formal: Formal) -> Result<Location> {
+        match formal {
+            Formal::Register(register) => Ok(Location::Slot(Slot::Register(register))),
+            Formal::Variable(variable) if self.current().is_entry => {
+                Ok(Location::Frame(self.parameters.get(&variable).copied().unwrap_or(0)))
+            }
+            Formal::Variable(variable) => Ok(Location::Frame(self.frame_offset(variable)?)),
+        }
+    }
+
+    /// The offset of a variable in the frame's local memory.
+    fn frame_offset(&mut self, variable: u32) -> Result<u64> {
+        if let Some(offset) = self.frame.get(&variable) {
+            return Ok(*offset);
+        }
+        let declared = &self.current().variables[variable as usize];
+        let offset = self.frame_bytes.next_multiple_of(declared.align_bytes);
+        let end = offset.checked_add(declared.size_bytes).filter(|end| *end <= FRAME_BYTES_MAX);
+        self.frame_bytes = end.ok_or_else(|| {
+            PtxError::unsupported(
+                declared.place,
+                format!("{} bytes of local memory a call", declared.size_bytes),
+            )
+        })?;
+        self.frame.insert(variable, offset);
+        Ok(offset)
+    }
+
+    fn set_targets(&mut self) -> Result<()> {
+        for (step, names, scope, place) in core::mem::take(&mut self.jumps) {
+            let mut found = Vec::new();
+            for name in names {
+                found.push(self.find(&self.labels, name, scope).copied().ok_or_else(|| {
+                    PtxError::syntax(place, format!("there is no label `{}`", short(name)))
+                })?);
+            }
+            match &mut self.program.steps[step].op {
+                Op::Branch { target } => *target = found.first().copied().unwrap_or(0),
+                Op::BranchTable { targets, .. } => *targets = found.into(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What has this name in a scope or in one around it.
+    fn find<'m, V>(&self, map: &'m HashMap<(u32, &'t str), V>, name: &'t str, scope: u32) -> Option<&'m V> {
+        let mut scope = scope;
+        loop {
+            if let Some(found) = map.get(&(scope, name)) {
+                return Some(found);
+            }
+            let parent = *self.source.scopes.get(scope as usize)?;
+            if parent == scope {
+                return None;
+            }
+            scope = parent;
+        }
+    }
+
+    fn push(&mut self, op: Op) {
+        self.program.steps.push(Step { op, guard: self.guard, line: self.place.line });
+    }
+
+    fn instruction(&mut self, instruction: &'s Instruction<'t>) -> Result<()> {
+        self.place = instruction.place;
+        self.guard = None;
+        if let Some((register, is_negated)) = instruction.guard {
+            if self.current().registers[register as usize] != Type::Pred {
+                return Err(self.wrong("the guard is no predicate"));
+            }
+            let is_written = instruction.operands.iter().any(|operand| match operand {
+                Operand::Register(written) => *written == register,
+                Operand::Pair(first, second) => *first == Some(register) || *second == Some(register),
+                _ => false,
+            });
+            let register = if is_written { self.copy_of(Slot::Register(register)) } else { register };
+            self.guard = Some(Guard { register, is_negated });
+        }
+        let modifiers = Modifiers::new(instruction);
+        if instruction.opcode.starts_with('.') {
+            return Err(self.unknown(instruction));
+        }
+        if !(self.memory(instruction, modifiers.clone())?
+            || self.control(instruction, modifiers.clone())?
+            || self.warp(instruction, modifiers.clone())?
+            || self.arithmetic(instruction, modifiers)?)
+        {
+            return Err(self.unknown(instruction));
+        }
+        Ok(())
+    }
+
+    /// Copies a register to a new one, whatever the guard is.
+    fn copy_of(&mut self, slot: Slot) -> u32 {
+        let copy = self.temporary();
+        let none = self.bits(0);
+        self.push(Op::Alu { function: Alu::One(|a| *a), to: copy, inputs: [slot, none, none] });
+        copy
+    }
+
+    fn temporary(&mut self) -> u32 {
+        self.registers += 1;
+        self.registers - 1
+    }
+
+    fn unknown(&self, instruction: &Instruction<'t>) -> PtxError {
+        PtxError::unsupported(instruction.place, format!("the instruction `{}`", short(instruction.opcode)))
+    }
+
+    fn wrong(&self, what: impl Into<String>) -> PtxError {
+        PtxError::syntax(self.place, what)
+    }
+
+    fn bits(&mut self, bits: u64) -> Slot {
+        self.constant(Constant::Bits(bits))
+    }
+
+    fn constant(&mut self, constant: Constant) -> Slot {
+        let constants = &mut self.program.constants;
+        Slot::Constant(*self.constants.entry(constant).or_insert_with(|| {
+            constants.push(constant);
+            constants.len() as u32 - 1
+        }))
+    }
+
+    fn special(&mut self, special: Special) -> Slot {
+        let specials = &mut self.program.specials;
+        let known = specials.iter().position(|known| *known == special);
+        Slot::Special(known.unwrap_or_else(|| {
+            specials.push(special);
+            specials.len() - 1
+        }) as u32)
+    }
+
+    /// An operand that is read as a value of a type.
+    fn value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
+        match operand {
+            Operand::Register(register) => {
+                let declared = self.current().registers[*register as usize];
+                if (declared == Type::Pred) != (of == Type::Pred) || declared.bytes() < of.bytes() {
+                    return Err(self.wrong("a register of this operand has another type"));
+                }
+                Ok(Slot::Register(*register))
+            }
+            Operand::Not(register) => {
+                let none = self.bits(0);
+                let to = self.temporary();
+                let guard = self.guard.take();
+                self.push(Op::Alu {
+                    function: crate::number::alu!(|a: bool| !a),
+                    to,
+                    inputs: [Slot::Register(*register), none, none],
+                });
+                self.guard = guard;
+                Ok(Slot::Register(to))
+            }
+            Operand::Integer(value) => Ok(self.bits(low_bits(of, *value))),
+            Operand::Single(bits) => Ok(self.bits(single_as(of, *bits))),
+            Operand::Double(bits) => Ok(self.bits(double_as(of, *bits))),
+            Operand::Special(name) => self.read_special(name),
+            Operand::Variable(..) | Operand::Symbol(..) => self.address_value(operand),
+            Operand::Pair(Some(register), None) => Ok(Slot::Register(*register)),
+            _ => Err(self.wrong("this operand is no value")),
+        }
+    }
+
+    fn read_special(&mut self, name: &str) -> Result<Slot> {
+        if let Some(special) = Special::of(name) {
+            return Ok(self.special(special));
+        }
+        if let Some(bytes) = clock_bytes(name) {
+            let to = self.temporary();
+            self.push(Op::Clock { to, bytes });
+            return Ok(Slot::Register(to));
+        }
+        Err(PtxError::unsupported(self.place, format!("the register `{}`", short(name))))
+    }
+
+    /// The address of a variable or function, in the variable's own space.
+    fn address_value(&mut self, operand: &Operand<'t>) -> Result<Slot> {
+        match *operand {
+            Operand::Variable(variable, distance) => {
+                let declared = &self.current().variables[variable as usize];
+                match declared.space {
+                    Space::Shared => {
+                        let offset = self.shared_offset(declared)?;
+                        Ok(self.bits(offset.wrapping_add_signed(distance)))
+                    }
+                    Space::Param if self.parameters.contains_key(&variable) => {
+                        let offset = self.parameters[&variable];
+                        Ok(self.bits(offset.wrapping_add_signed(distance)))
+                    }
+                    Space::Local | Space::Param => {
+                        let offset_bytes = self.frame_offset(variable)?.wrapping_add_signed(distance);
+                        let to = self.temporary();
+                        self.push(Op::FrameAddress { to, offset_bytes });
+                        Ok(Slot::Register(to))
+                    }
+                    _ => Err(PtxError::unsupported(declared.place, "a global variable inside of a function")),
+                }
+            }
+            Operand::Symbol(name, distance) => {
+                if let Some(&variable) = self.variables.get(name) {
+                    let declared = &self.source.variables[variable];
+                    return match declared.space {
+                        Space::Shared if declared.is_extern => {
+                            self.program.dynamic_align = self.program.dynamic_align.max(declared.align_bytes);
+                            Ok(self.constant(Constant::DynamicShared(distance)))
+                        }
+                        Space::Shared => {
+                            let offset = self.shared_offset(declared)?;
+                            Ok(self.bits(offset.wrapping_add_signed(distance)))
+                        }
+                        _ => Ok(self.constant(Constant::Global(variable as u32, distance))),
+                    };
+                }
+                if let Some(&function) = self.functions.get(name) {
+                    let routine = self.routine_of(function);
+                    return Ok(self.bits(FUNCTIONS + u64::from(routine)));
+                }
+                Err(self.wrong(format!("`{}` is not declared", short(name))))
+            }
+            _ => Err(self.wrong("this operand is no address")),
+        }
+    }
+
+    fn shared_offset(&mut self, declared: &'s crate::syntax::Variable) -> Result<u64> {
+        let key = core::ptr::from_ref(declared).cast();
+        if let Some(offset) = self.shared.get(&key) {
+            return Ok(*offset);
+        }
+        let offset = self.program.shared_bytes.next_multiple_of(declared.align_bytes);
+        let end = offset.checked_add(declared.size_bytes).filter(|end| *end <= SHARED_BYTES_MAX);
+        self.program.shared_bytes = end.ok_or_else(|| {
+            PtxError::unsupported(
+                declared.place,
+                format!("more than {SHARED_BYTES_MAX} bytes of shared memory"),
+            )
+        })?;
+        self.shared.insert(key, offset);
+        Ok(offset)
+    }
+
+    /// The register that an operand names as a target.
+    fn target(&mut self, operand: &Operand<'t>) -> Result<u32> {
+        match operand {
+            Operand::Register(register) => Ok(*register),
+            Operand::Pair(Some(register), _) => Ok(*register),
+            Operand::Sink => Ok(self.temporary()),
+            _ => Err(self.wrong("the target is no register")),
+        }
+    }
+
+    fn register_type(&self, register: u32) -> Type {
+        self.current().registers.get(register as usize).copied().unwrap_or(Type::B64)
+    }
+
+    fn operand(&self, instruction: &'s Instruction<'t>, index: usize) -> Result<&'s Operand<'t>> {
+        instruction.operands.get(index).ok_or_else(|| self.wrong("an operand is missing"))
+    }
+
+    /// The memory that an operand in brackets names.
+    fn access(&mut self, operand: &Operand<'t>, space: Space, element: Type, count: u8) -> Result<Access> {
+        let Operand::Address(base, offset_bytes) = operand else {
+            return Err(self.wrong("an address in brackets is expected"));
+        };
+        let is_entry = self.current().is_entry;
+        let mut offset_bytes = *offset_bytes;
+        let mut memory = match space {
+            Space::Generic => Memory::Generic,
+            Space::Global | Space::Const => Memory::Global,
+            Space::Shared => Memory::Shared,
+            Space::Param if is_entry => Memory::Parameters,
+            Space::Local | Space::Param => Memory::Local,
+        };
+        let at = match **base {
+            Operand::Variable(variable, distance) => {
+                let declared = &self.current().variables[variable as usize];
+                let is_framed = matches!(declared.space, Space::Local | Space::Param)
+                    && !self.parameters.contains_key(&variable);
+                if is_framed && space != Space::Generic {
+                    offset_bytes = offset_bytes.wrapping_add(distance);
+                    offset_bytes = offset_bytes.wrapping_add_unsigned(self.frame_offset(variable)?);
+                    memory = Memory::Frame;
+                    self.bits(0)
+                } else {
+                    self.address_value(base)?
+                }
+            }
+            Operand::Register(register) => Slot::Register(register),
+            Operand::Integer(value) => self.bits(value),
+            _ => self.address_value(base)?,
+        };
+        let site = self.program.sites;
+        self.program.sites += 1;
+        let bytes = element.bytes() as u8;
+        Ok(Access { space: memory, at, offset_bytes, bytes, count, site })
+    }
+}
+
+/// The places of a kernel's parameters, and the bytes of all.
+pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>, usize) {
+    let mut end = 0_usize;
+    let parameters = function.parameters.iter().map(|formal| {
+        let (size_bytes, align_bytes) = match formal {
+            Formal::Variable(variable) => {
+                let declared = &function.variables[*variable as usize];
+                (declared.size_bytes as usize, declared.align_bytes as usize)
+            }
+            Formal::Register(register) => {
+                let bytes = function.registers[*register as usize].bytes() as usize;
+                (bytes, bytes)
+            }
+        };
+        let offset_bytes = end.next_multiple_of(align_bytes.max(1));
+        end = offset_bytes + size_bytes;
+        crate::program::Parameter { offset_bytes, size_bytes }
+    });
+    let parameters = parameters.collect();
+    (parameters, end)
+}
+
+/// The most local memory of a thread, as the hardware has it.
+const FRAME_BYTES_MAX: u64 = 512 << 10;
+/// The most shared memory of a block that a kernel declares.
+const SHARED_BYTES_MAX: u64 = 227 << 10;

@@ -1,0 +1,518 @@
+//! Arithmetic, logic, comparisons, moves and conversions.
+
+use super::modifiers::Modifiers;
+use super::{Lower, Result};
+use crate::number::compare::{self, property};
+use crate::number::convert;
+use crate::number::float::{self, FLUSH_32, Rounding, SATURATE_32, SATURATE_64};
+use crate::number::integer::{self, dot, nth_set};
+use crate::number::{Alu, alu, half};
+use crate::program::{Op, Slot};
+use crate::syntax::{Instruction, Operand, Type};
+
+/// The comparisons, and the three ways in which a comparison is combined with a predicate.
+const COMPARISONS: [&str; 18] = [
+    "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu",
+    "num", "nan",
+];
+const COMBINATIONS: [&str; 3] = ["and", "or", "xor"];
+
+impl<'s, 't> Lower<'s, 't> {
+    /// Returns false for an instruction of another kind.
+    pub(super) fn arithmetic(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        mut modifiers: Modifiers<'s, 't>,
+    ) -> Result<bool> {
+        match modifiers.name {
+            "mov" => self.mov(instruction, &mut modifiers)?,
+            "cvt" => self.convert(instruction, &mut modifiers)?,
+            "setp" => self.set_predicate(instruction, &mut modifiers)?,
+            "set" => self.set(instruction, &mut modifiers)?,
+            "lop3" => self.logic(instruction, &mut modifiers)?,
+            "bfi" => self.insert(instruction, &mut modifiers)?,
+            "dp4a" | "dp2a" => self.dot(instruction, &mut modifiers)?,
+            "testp" => {
+                let kinds = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"];
+                let kind = modifiers.take_one(&kinds).ok_or_else(|| modifiers.unknown())?;
+                let of = modifiers.one_type()?;
+                modifiers.finish()?;
+                let function = property(kind, of).ok_or_else(|| modifiers.unknown())?;
+                self.apply(instruction, function, [of; 3])?;
+            }
+            "fns" => {
+                modifiers.types();
+                modifiers.finish()?;
+                let function = alu!(|mask: u32, base: u32, n: i32| nth_set(mask, base, n));
+                self.apply(instruction, function, [Type::B32; 3])?;
+            }
+            _ => return self.general(instruction, modifiers),
+        }
+        Ok(true)
+    }
+
+    /// Applies a function to the operands behind the first, which is the target.
+    fn apply(&mut self, instruction: &'s Instruction<'t>, function: Alu, types: [Type; 3]) -> Result<()> {
+        let (to, inputs) = self.inputs(instruction, function, types)?;
+        self.push(Op::Alu { function, to, inputs });
+        Ok(())
+    }
+
+    /// The target and the inputs of a function.
+    fn inputs(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        function: Alu,
+        types: [Type; 3],
+    ) -> Result<(u32, [Slot; 3])> {
+        let count = match function {
+            Alu::One(_) => 1,
+            Alu::Two(_) => 2,
+            Alu::Three(_) => 3,
+        };
+        if instruction.operands.len() != count + 1 {
+            return Err(self.wrong(format!("{} operands are expected", count + 1)));
+        }
+        let mut inputs = [self.bits(0); 3];
+        for (index, input) in inputs.iter_mut().enumerate().take(count) {
+            *input = self.value(&instruction.operands[index + 1], types[index])?;
+        }
+        Ok((self.target(&instruction.operands[0])?, inputs))
+    }
+
+    /// What has a name, modifiers and one type.
+    fn general(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        mut modifiers: Modifiers<'s, 't>,
+    ) -> Result<bool> {
+        let types = modifiers.types();
+        let Some(&of) = types.first() else { return Ok(false) };
+        let name = modifiers.name;
+        let is_flushing = modifiers.take("ftz");
+        let is_saturating = modifiers.take("sat");
+        if of.is_float() || matches!(of, Type::F16x2 | Type::Bf16x2) {
+            return self.float(instruction, modifiers, (of, is_flushing, is_saturating));
+        }
+        let is_carry_out = modifiers.take("cc");
+        let mut full = name.to_string();
+        let parts = [
+            "lo", "hi", "wide", "l", "r", "wrap", "clamp", "shiftamt", "f4e", "b4e", "rc8", "ecl", "ecr",
+            "rc16",
+        ];
+        for part in parts {
+            if modifiers.take(part) {
+                full = format!("{full}.{part}");
+            }
+        }
+        if is_saturating {
+            full.push_str(".sat");
+        }
+        modifiers.finish()?;
+        if is_carry_out || matches!(name, "addc" | "subc" | "madc") {
+            return self.with_carry(instruction, &full, of, is_carry_out).map(|()| true);
+        }
+        let types = match name {
+            "shl" | "shr" => [of, Type::U32, of],
+            "selp" => [of, of, Type::Pred],
+            "slct" => [of, of, types.get(1).copied().unwrap_or(Type::S32)],
+            "bfe" => [of, Type::U32, Type::U32],
+            "mad" if full == "mad.wide" => [of, of, if of.bytes() == 2 { Type::B32 } else { Type::B64 }],
+            _ => [of; 3],
+        };
+        if name == "slct" && types[2] == Type::F32 {
+            full.push_str(".f32");
+        }
+        let Some(function) = integer::choose(&full, of) else { return Ok(false) };
+        self.apply(instruction, function, types)?;
+        Ok(true)
+    }
+
+    fn float(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        mut modifiers: Modifiers<'s, 't>,
+        (of, is_flushing, is_saturating): (Type, bool, bool),
+    ) -> Result<bool> {
+        let rounding = modifiers.rounding().unwrap_or(Rounding::Near);
+        let mut full = modifiers.name.to_string();
+        for (part, suffix) in [("approx", ".approx"), ("full", ".full"), ("NaN", ".nan"), ("relu", ".relu")] {
+            if modifiers.take(part) {
+                full.push_str(suffix);
+            }
+        }
+        modifiers.finish()?;
+        if matches!(modifiers.name, "selp" | "slct") {
+            let which = if full == "selp" { Type::Pred } else { Type::S32 };
+            let Some(function) = integer::choose(&full, bits_of(of)) else { return Ok(false) };
+            self.apply(instruction, function, [of, of, which])?;
+            return Ok(true);
+        }
+        let is_half = !matches!(of, Type::F32 | Type::F64);
+        let found = if is_half { half::choose(&full, of) } else { float::choose(&full, of, rounding) };
+        let Some(function) = found else { return Ok(false) };
+        if is_half && (is_flushing || is_saturating) {
+            return Ok(false);
+        }
+        let (to, mut inputs) = self.inputs(instruction, function, [of; 3])?;
+        let none = self.bits(0);
+        let is_flushing = is_flushing && of == Type::F32;
+        if is_flushing {
+            for input in &mut inputs {
+                if *input != none {
+                    *input = self.step(FLUSH_32, *input);
+                }
+            }
+        }
+        let mut chain = Vec::new();
+        if is_flushing {
+            chain.push(FLUSH_32);
+        }
+        if is_saturating {
+            chain.push(if of == Type::F32 { SATURATE_32 } else { SATURATE_64 });
+        }
+        if chain.is_empty() {
+            self.push(Op::Alu { function, to, inputs });
+            return Ok(true);
+        }
+        let result = self.temporary();
+        self.push(Op::Alu { function, to: result, inputs });
+        self.chain(chain, Slot::Register(result), to);
+        Ok(true)
+    }
+
+    /// Applies a function of one operand and gives the new register.
+    fn step(&mut self, function: Alu, input: Slot) -> Slot {
+        let to = self.temporary();
+        let none = self.bits(0);
+        self.push(Op::Alu { function, to, inputs: [input, none, none] });
+        Slot::Register(to)
+    }
+
+    /// Applies functions of one operand one after the other. Only the last writes `to`.
+    fn chain(&mut self, functions: Vec<Alu>, input: Slot, to: u32) {
+        let none = self.bits(0);
+        let mut input = input;
+        let last = functions.len().saturating_sub(1);
+        if functions.is_empty() {
+            self.push(Op::Alu { function: Alu::One(|a| *a), to, inputs: [input, none, none] });
+        }
+        for (index, function) in functions.into_iter().enumerate() {
+            if index == last {
+                self.push(Op::Alu { function, to, inputs: [input, none, none] });
+            } else {
+                input = self.step(function, input);
+            }
+        }
+    }
+
+    /// Sums with a carry, which is a register of each function.
+    fn with_carry(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        full: &str,
+        of: Type,
+        is_carry_out: bool,
+    ) -> Result<()> {
+        let carry = self.carry();
+        let is_subtraction = full.starts_with("sub");
+        let (to, mut inputs) = if full.starts_with("mad") {
+            // The product first: the carry is that of the sum.
+            let part = if full.contains(".hi") { "mul.hi" } else { "mul.lo" };
+            let product = integer::choose(part, of).ok_or_else(|| self.unknown(instruction))?;
+            let operands = &instruction.operands;
+            if operands.len() != 4 {
+                return Err(self.wrong("4 operands are expected"));
+            }
+            let (a, b) = (self.value(&operands[1], of)?, self.value(&operands[2], of)?);
+            let c = self.value(&operands[3], of)?;
+            let temporary = self.temporary();
+            self.push(Op::Alu { function: product, to: temporary, inputs: [a, b, c] });
+            (self.target(&operands[0])?, [Slot::Register(temporary), c, c])
+        } else {
+            let function = integer::choose(if is_subtraction { "sub" } else { "add" }, of);
+            let function = function.ok_or_else(|| self.unknown(instruction))?;
+            self.inputs(instruction, function, [of; 3])?
+        };
+        let takes_carry = full.starts_with("addc") || full.starts_with("subc") || full.starts_with("madc");
+        inputs[2] = Slot::Register(carry);
+        let names = match (is_subtraction, takes_carry) {
+            (false, false) => ("add", "add.carry"),
+            (false, true) => ("addc", "addc.carry"),
+            (true, false) => ("sub", "sub.borrow"),
+            (true, true) => ("subc", "subc.borrow"),
+        };
+        let chosen = integer::choose(names.0, of).zip(integer::choose(names.1, of));
+        let (function, carries) = chosen.ok_or_else(|| self.unknown(instruction))?;
+        let result = self.temporary();
+        self.push(Op::Alu { function, to: result, inputs });
+        if is_carry_out {
+            self.push(Op::Alu { function: carries, to: carry, inputs });
+        }
+        self.chain(Vec::new(), Slot::Register(result), to);
+        Ok(())
+    }
+
+    fn mov(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let of = modifiers.one_type()?;
+        modifiers.finish()?;
+        let (first, second) = (self.operand(instruction, 0)?, self.operand(instruction, 1)?);
+        match (first, second) {
+            (Operand::Vector(parts), _) => {
+                let input = self.value(second, of)?;
+                let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
+                // A part may be the register that is split.
+                let input = Slot::Register(self.copy_of(input));
+                for (index, part) in parts.iter().enumerate().filter(|(_, part)| **part != Operand::Sink) {
+                    let to = self.target(part)?;
+                    let by = self.bits(8 * u64::from(width) * index as u64);
+                    let shifted = self.temporary();
+                    let function = alu!(|a: u64, by: u32| a >> by);
+                    self.push(Op::Alu { function, to: shifted, inputs: [input, by, by] });
+                    self.chain(vec![convert::narrowed(width)], Slot::Register(shifted), to);
+                }
+            }
+            (_, Operand::Vector(parts)) => {
+                let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
+                let part_type = match width {
+                    1 => Type::B8,
+                    2 => Type::B16,
+                    _ => Type::B32,
+                };
+                let mut all = self.bits(0);
+                for (index, part) in parts.iter().enumerate() {
+                    let part = self.value(part, part_type)?;
+                    let part = self.step(convert::narrowed(width), part);
+                    let by = self.bits(8 * u64::from(width) * index as u64);
+                    let joined = self.temporary();
+                    let function = alu!(|all: u64, part: u64, by: u32| all | part << by);
+                    self.push(Op::Alu { function, to: joined, inputs: [all, part, by] });
+                    all = Slot::Register(joined);
+                }
+                let to = self.target(first)?;
+                self.chain(Vec::new(), all, to);
+            }
+            _ => self.apply(instruction, Alu::One(|a| *a), [of; 3])?,
+        }
+        Ok(())
+    }
+
+    fn convert(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let types = modifiers.types();
+        let is_flushing = modifiers.take("ftz");
+        let is_saturating = modifiers.take("sat");
+        let rounding = modifiers.rounding();
+        modifiers.finish()?;
+        let &[to_type, from_type] = &types[..] else { return Err(self.unknown(instruction)) };
+        let to = self.target(self.operand(instruction, 0)?)?;
+        if matches!(to_type, Type::F16x2 | Type::Bf16x2) {
+            let function = convert::pair(to_type).ok_or_else(|| self.unknown(instruction))?;
+            if rounding != Some(Rounding::Near) || from_type != Type::F32 {
+                return Err(self.unknown(instruction));
+            }
+            return self.apply(instruction, function, [Type::F32; 3]);
+        }
+        let mut input = self.value(self.operand(instruction, 1)?, from_type)?;
+        if is_flushing && from_type == Type::F32 {
+            input = self.step(alu!(|a: f32| float::nan_32(float::flushed(a))), input);
+        }
+        let chain = convert::chain(from_type, to_type, rounding, is_saturating);
+        let mut chain = chain.ok_or_else(|| self.unknown(instruction))?;
+        if is_flushing && to_type == Type::F32 {
+            chain.push(FLUSH_32);
+        }
+        let width = self.register_type(to).bytes();
+        if to_type.is_signed() && width > to_type.bytes() {
+            let narrow = self.temporary();
+            self.chain(chain, input, narrow);
+            return self.extend(Slot::Register(narrow), to_type, to, width);
+        }
+        self.chain(chain, input, to);
+        Ok(())
+    }
+
+    /// The result of a comparison, combined with a predicate if the instruction has one. Then its inverse, combined too.
+    fn comparison(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+        of: Type,
+    ) -> Result<[Slot; 2]> {
+        let combination = modifiers.take_one(&COMBINATIONS);
+        let is_flushing = modifiers.take("ftz");
+        let name = modifiers.take_one(&COMPARISONS).ok_or_else(|| modifiers.unknown())?;
+        modifiers.finish()?;
+        let mut inputs = [self.bits(0); 3];
+        for (index, input) in inputs.iter_mut().enumerate().take(2) {
+            *input = self.value(self.operand(instruction, index + 1)?, of)?;
+            if is_flushing && of == Type::F32 {
+                *input = self.step(FLUSH_32, *input);
+            }
+        }
+        let function = compare::choose(name, of).ok_or_else(|| modifiers.unknown())?;
+        let first = self.temporary();
+        self.push(Op::Alu { function, to: first, inputs });
+        let is_inverse_wanted = matches!(instruction.operands[0], Operand::Pair(..));
+        let first = Slot::Register(first);
+        let mut found = [first, first];
+        if is_inverse_wanted {
+            found[1] = self.step(alu!(|a: bool| !a), first);
+        }
+        if let Some(combination) = combination {
+            let third = self.value(self.operand(instruction, 3)?, Type::Pred)?;
+            let function = integer::choose_predicate(combination).ok_or_else(|| modifiers.unknown())?;
+            for found in found.iter_mut().take(1 + usize::from(is_inverse_wanted)) {
+                let to = self.temporary();
+                self.push(Op::Alu { function, to, inputs: [*found, third, third] });
+                *found = Slot::Register(to);
+            }
+        }
+        Ok(found)
+    }
+
+    fn set_predicate(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+    ) -> Result<()> {
+        let of = modifiers.one_type()?;
+        let [first, second] = self.comparison(instruction, modifiers, of)?;
+        match self.operand(instruction, 0)? {
+            Operand::Pair(to, inverse) => {
+                if let Some(to) = *to {
+                    self.chain(Vec::new(), first, to);
+                }
+                if let Some(inverse) = *inverse {
+                    self.chain(Vec::new(), second, inverse);
+                }
+            }
+            other => {
+                let to = self.target(other)?;
+                // The result is computed where it is wanted, if nothing else reads it.
+                match (self.program.steps.last_mut(), first) {
+                    (Some(step), Slot::Register(register)) if register + 1 == self.registers => {
+                        if let Op::Alu { to: last, .. } = &mut step.op
+                            && *last == register
+                        {
+                            *last = to;
+                        }
+                    }
+                    _ => self.chain(Vec::new(), first, to),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let types = modifiers.types();
+        let &[to_type, of] = &types[..] else { return Err(self.unknown(instruction)) };
+        let [first, _] = self.comparison(instruction, modifiers, of)?;
+        let function = match to_type {
+            Type::U32 | Type::S32 => alu!(|a: bool| if a { u32::MAX } else { 0 }),
+            Type::F32 => alu!(|a: bool| if a { 1.0_f32 } else { 0.0 }),
+            Type::F16 => alu!(|a: bool| if a { ::half::f16::ONE } else { ::half::f16::ZERO }),
+            Type::U16 | Type::S16 => alu!(|a: bool| if a { u16::MAX } else { 0 }),
+            _ => return Err(self.unknown(instruction)),
+        };
+        let to = self.target(self.operand(instruction, 0)?)?;
+        self.chain(vec![function], first, to);
+        Ok(())
+    }
+
+    fn logic(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        modifiers.types();
+        modifiers.finish()?;
+        let Operand::Integer(table) = *self.operand(instruction, 4)? else {
+            return Err(self.wrong("the table is no integer"));
+        };
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let mut inputs = [self.bits(0); 3];
+        for (index, input) in inputs.iter_mut().enumerate() {
+            *input = self.value(self.operand(instruction, index + 1)?, Type::B32)?;
+        }
+        self.push(Op::Logic { to, inputs, table: table as u32 });
+        Ok(())
+    }
+
+    fn insert(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let of = modifiers.one_type()?;
+        modifiers.finish()?;
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let mut inputs = [self.bits(0); 4];
+        for (index, input) in inputs.iter_mut().enumerate() {
+            let of = if index < 2 { of } else { Type::U32 };
+            *input = self.value(self.operand(instruction, index + 1)?, of)?;
+        }
+        self.push(Op::Insert { to, inputs, width: 8 * of.bytes() });
+        Ok(())
+    }
+
+    fn dot(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let half = modifiers.take_one(&["lo", "hi"]);
+        let types = modifiers.types();
+        modifiers.finish()?;
+        macro_rules! bytes {
+            ($value:expr, $byte:ty) => {
+                $value.to_le_bytes().map(|byte| i64::from(byte as $byte))
+            };
+        }
+        macro_rules! halves {
+            ($value:expr, $half:ty) => {
+                [i64::from($value as $half), i64::from(($value >> 16) as $half), 0, 0]
+            };
+        }
+        macro_rules! sums {
+            ($a:ty, $b:ty, $half_a:ty) => {
+                match (modifiers.name, half) {
+                    ("dp4a", None) => {
+                        alu!(|a: u32, b: u32, c: i32| dot(bytes!(a, $a), bytes!(b, $b), c.into()))
+                    }
+                    ("dp2a", Some("lo")) => {
+                        alu!(|a: u32, b: u32, c: i32| dot(halves!(a, $half_a), bytes!(b, $b), c.into()))
+                    }
+                    ("dp2a", Some(_)) => {
+                        alu!(|a: u32, b: u32, c: i32| dot(halves!(a, $half_a), bytes!(b >> 16, $b), c.into()))
+                    }
+                    _ => return Err(modifiers.unknown()),
+                }
+            };
+        }
+        let function = match &types[..] {
+            [Type::U32, Type::U32] => sums!(u8, u8, u16),
+            [Type::U32, Type::S32] => sums!(u8, i8, u16),
+            [Type::S32, Type::U32] => sums!(i8, u8, i16),
+            [Type::S32, Type::S32] => sums!(i8, i8, i16),
+            _ => return Err(modifiers.unknown()),
+        };
+        self.apply(instruction, function, [Type::B32; 3])
+    }
+
+    /// The register of the carry.
+    fn carry(&mut self) -> u32 {
+        match self.carry {
+            Some(register) => register,
+            None => {
+                let register = self.temporary();
+                self.carry = Some(register);
+                register
+            }
+        }
+    }
+}
+
+/// The type of the same width without a meaning.
+fn bits_of(of: Type) -> Type {
+    match of.bytes() {
+        2 => Type::B16,
+        4 => Type::B32,
+        _ => Type::B64,
+    }
+}
+
+/// The width of the parts of a value.
+fn part_bytes(of: Type, parts: usize) -> Option<u32> {
+    let width = of.bytes().checked_div(parts as u32)?;
+    (width > 0 && width < of.bytes() && width * parts as u32 == of.bytes() && of != Type::B128)
+        .then_some(width)
+}

@@ -1,0 +1,152 @@
+//! Branches, calls, barriers of a block.
+
+use super::modifiers::Modifiers;
+use super::{Lower, Result};
+use crate::program::{Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote};
+use crate::syntax::{Formal, Instruction, Operand, Space, Type};
+
+impl<'s, 't> Lower<'s, 't> {
+    /// Returns false for an instruction of another kind.
+    pub(super) fn control(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        mut modifiers: Modifiers<'s, 't>,
+    ) -> Result<bool> {
+        match modifiers.name {
+            "bra" => {
+                modifiers.take("uni");
+                modifiers.finish()?;
+                let Operand::Symbol(name, 0) = self.operand(instruction, 0)? else {
+                    return Err(self.wrong("a label is expected"));
+                };
+                self.jumps.push((self.program.steps.len(), vec![name], instruction.scope, instruction.place));
+                self.push(Op::Branch { target: 0 });
+            }
+            "brx" => {
+                let _ = (modifiers.take("idx"), modifiers.take("uni"));
+                modifiers.finish()?;
+                let index = self.value(self.operand(instruction, 0)?, Type::U32)?;
+                let Operand::Symbol(name, 0) = self.operand(instruction, 1)? else {
+                    return Err(self.wrong("a list of labels is expected"));
+                };
+                let list = self.find(&self.lists, name, instruction.scope).cloned();
+                let list = list.ok_or_else(|| self.wrong(format!("there is no list of labels `{name}`")))?;
+                self.jumps.push((self.program.steps.len(), list, instruction.scope, instruction.place));
+                self.push(Op::BranchTable { targets: Box::default(), index });
+            }
+            "call" => {
+                modifiers.take("uni");
+                modifiers.finish()?;
+                self.call(instruction)?;
+            }
+            "ret" => {
+                modifiers.take("uni");
+                modifiers.finish()?;
+                self.push(Op::Return);
+            }
+            "exit" => self.push(Op::Exit),
+            "trap" | "brkpt" => self.push(Op::Trap),
+            "nanosleep" | "pmevent" | "griddepcontrol" => {}
+            "bar" | "barrier" => self.barrier(instruction, &mut modifiers)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// `call (results), function, (arguments), prototype`, where all but the function may be missing.
+    fn call(&mut self, instruction: &'s Instruction<'t>) -> Result<()> {
+        let mut operands = instruction.operands.iter().peekable();
+        let results: &[Operand<'t>] = match operands.next_if(|operand| matches!(operand, Operand::List(_))) {
+            Some(Operand::List(results)) => results,
+            _ => &[],
+        };
+        let function = operands.next().ok_or_else(|| self.wrong("the function is missing"))?;
+        let arguments: &[Operand<'t>] = match operands.next() {
+            Some(Operand::List(arguments)) => arguments,
+            _ => &[],
+        };
+        let (target, formals) = match function {
+            Operand::Symbol(name, 0) => {
+                let number = self.functions.get(name).copied();
+                let number = number.ok_or_else(|| self.wrong(format!("there is no function `{name}`")))?;
+                (Callee::Routine(self.routine_of(number)), Some(&self.source.functions[number]))
+            }
+            other => (Callee::Register(self.value(other, Type::B64)?), None),
+        };
+        if let Some(formals) = formals
+            && (formals.parameters.len() != arguments.len() || formals.results.len() != results.len())
+        {
+            return Err(self.wrong("the function has another number of parameters"));
+        }
+        let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Option<&'s [Formal]>| {
+            operands
+                .iter()
+                .enumerate()
+                .map(|(number, operand)| {
+                    let (from, size_bytes) = match operand {
+                        Operand::Variable(variable, 0) => {
+                            let declared = &lower.current().variables[*variable as usize];
+                            if !matches!(declared.space, Space::Param) {
+                                return Err(lower.wrong("an argument is no parameter"));
+                            }
+                            (Location::Frame(lower.frame_offset(*variable)?), declared.size_bytes as u32)
+                        }
+                        other => {
+                            let of = match (formals.and_then(|formals| formals.get(number)), other) {
+                                (_, Operand::Register(register)) => lower.register_type(*register),
+                                _ => Type::B64,
+                            };
+                            (Location::Slot(lower.value(other, of)?), of.bytes())
+                        }
+                    };
+                    Ok(Passed { from, size_bytes })
+                })
+                .collect::<Result<Box<[_]>>>()
+        };
+        let arguments = passed(self, arguments, formals.map(|function| &function.parameters[..]))?;
+        let results = passed(self, results, formals.map(|function| &function.results[..]))?;
+        self.push(Op::Call(Box::new(Call { target, arguments, results })));
+        Ok(())
+    }
+
+    fn barrier(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        if modifiers.take("warp") {
+            if !modifiers.take("sync") {
+                return Err(modifiers.unknown());
+            }
+            modifiers.finish()?;
+            let mask = self.value(self.operand(instruction, 0)?, Type::B32)?;
+            self.push(Op::WarpBarrier { mask });
+            return Ok(());
+        }
+        let is_aligned = modifiers.take("aligned") || modifiers.name == "bar";
+        modifiers.take("cta");
+        let kind = modifiers.take_one(&["sync", "arrive", "red"]).ok_or_else(|| modifiers.unknown())?;
+        let mut operands = instruction.operands.iter();
+        let (kind, first) = if kind == "red" {
+            let vote = match modifiers.take_one(&["popc", "and", "or"]) {
+                Some("popc") => Vote::Count,
+                Some("and") => Vote::All,
+                Some(_) => Vote::Any,
+                None => return Err(modifiers.unknown()),
+            };
+            modifiers.types();
+            let to = self.target(self.operand(instruction, 0)?)?;
+            let input = operands.next_back().ok_or_else(|| self.wrong("an operand is missing"))?;
+            let input = self.value(input, Type::Pred)?;
+            operands.next();
+            (BarrierKind::Combine { vote, to, input }, 1)
+        } else {
+            (if kind == "sync" { BarrierKind::Wait } else { BarrierKind::Arrive }, 0)
+        };
+        modifiers.finish()?;
+        let number = self.value(self.operand(instruction, first)?, Type::U32)?;
+        operands.next();
+        let count: Option<Slot> = match operands.next() {
+            Some(operand) => Some(self.value(operand, Type::U32)?),
+            None => None,
+        };
+        self.push(Op::Barrier(Box::new(Barrier { number, count, kind, is_aligned })));
+        Ok(())
+    }
+}

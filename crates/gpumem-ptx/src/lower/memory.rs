@@ -1,0 +1,264 @@
+//! Loads, stores, atomics, copies, and conversions of addresses.
+
+use super::modifiers::Modifiers;
+use super::{Lower, Result};
+use crate::number::convert::{narrowed, widened};
+use crate::number::{Alu, alu};
+use crate::program::{Access, LOCAL_WINDOW, Op, PARAMETER_WINDOW, SHARED_WINDOW, Slot, WINDOW_BYTES};
+use crate::syntax::{Instruction, Operand, Space, Type};
+use half::{bf16, f16};
+
+impl<'s, 't> Lower<'s, 't> {
+    /// Returns false for an instruction of another kind.
+    pub(super) fn memory(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        mut modifiers: Modifiers<'s, 't>,
+    ) -> Result<bool> {
+        match modifiers.name {
+            "ld" | "ldu" => self.load(instruction, &mut modifiers)?,
+            "st" => self.store(instruction, &mut modifiers)?,
+            "atom" | "red" => self.atomic(instruction, &mut modifiers)?,
+            "cvta" => self.convert_address(instruction, &mut modifiers)?,
+            "isspacep" => self.is_space(instruction, &mut modifiers)?,
+            "cp" => self.copy(instruction, &mut modifiers)?,
+            // Hints, and orders between accesses that take effect at once here.
+            "prefetch" | "prefetchu" | "discard" | "applypriority" | "membar" | "fence" => {}
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn parts(&mut self, operand: &'s Operand<'t>) -> &'s [Operand<'t>] {
+        match operand {
+            Operand::Vector(parts) => parts,
+            other => core::slice::from_ref(other),
+        }
+    }
+
+    fn vector_len(modifiers: &mut Modifiers<'s, 't>) -> usize {
+        match modifiers.take_one(&["v2", "v4", "v8"]) {
+            Some("v2") => 2,
+            Some("v4") => 4,
+            Some(_) => 8,
+            None => 1,
+        }
+    }
+
+    fn load(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let space = modifiers.space();
+        modifiers.take_order();
+        let len = Self::vector_len(modifiers);
+        let of = modifiers.one_type()?;
+        modifiers.finish()?;
+        let parts = self.parts(self.operand(instruction, 0)?);
+        if parts.len() != len || of == Type::Pred || of == Type::B128 {
+            return Err(self.unknown(instruction));
+        }
+        let from = self.access(self.operand(instruction, 1)?, space, of, len as u8)?;
+        let mut to = Vec::new();
+        let mut extended = Vec::new();
+        for part in parts {
+            if *part == Operand::Sink {
+                to.push(None);
+                continue;
+            }
+            let register = self.target(part)?;
+            let width = self.register_type(register).bytes();
+            if width < of.bytes() {
+                return Err(self.wrong("the target is too narrow"));
+            }
+            to.push(Some(register));
+            if of.is_signed() && width > of.bytes() {
+                extended.push((register, width));
+            }
+        }
+        self.push(Op::Load { to: to.into(), from });
+        for (register, width) in extended {
+            self.extend(Slot::Register(register), of, register, width)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a number of a narrow type to a register, with its sign.
+    pub(super) fn extend(&mut self, from: Slot, of: Type, to: u32, width: u32) -> Result<()> {
+        let none = self.bits(0);
+        let wide = self.temporary();
+        let function = widened(of).ok_or_else(|| self.wrong("the target has another type"))?;
+        self.push(Op::Alu { function, to: wide, inputs: [from, none, none] });
+        self.push(Op::Alu { function: narrowed(width), to, inputs: [Slot::Register(wide), none, none] });
+        Ok(())
+    }
+
+    fn store(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let space = modifiers.space();
+        modifiers.take_order();
+        let len = Self::vector_len(modifiers);
+        let of = modifiers.one_type()?;
+        modifiers.finish()?;
+        let parts = self.parts(self.operand(instruction, 1)?);
+        if parts.len() != len || of == Type::Pred || of == Type::B128 {
+            return Err(self.unknown(instruction));
+        }
+        let values = parts.iter().map(|part| self.value(part, of)).collect::<Result<_>>()?;
+        let to = self.access(self.operand(instruction, 0)?, space, of, len as u8)?;
+        self.push(Op::Store { values, to });
+        Ok(())
+    }
+
+    fn atomic(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let space = modifiers.space();
+        modifiers.take_order();
+        let of = modifiers.one_type()?;
+        let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
+        let name = modifiers.take_one(&names).ok_or_else(|| modifiers.unknown())?;
+        modifiers.finish()?;
+        let function = atomic_function(name, of).ok_or_else(|| modifiers.unknown())?;
+        let first = usize::from(modifiers.name == "atom");
+        let b = self.value(self.operand(instruction, first + 1)?, of)?;
+        let c = match name {
+            "cas" => self.value(self.operand(instruction, first + 2)?, of)?,
+            _ => b,
+        };
+        let at = self.access(self.operand(instruction, first)?, space, of, 1)?;
+        let to = match first {
+            0 => None,
+            _ => Some(self.target(self.operand(instruction, 0)?)?),
+        };
+        self.push(Op::Atomic { function, to, at, inputs: [b, c] });
+        Ok(())
+    }
+
+    fn convert_address(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+    ) -> Result<()> {
+        let is_to = modifiers.take("to");
+        let space = modifiers.space();
+        let of = modifiers.one_type()?;
+        modifiers.finish()?;
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let input = self.value(self.operand(instruction, 1)?, of)?;
+        if of.bytes() != 8 {
+            return Err(self.unknown(instruction));
+        }
+        let function = match (space, is_to) {
+            (Space::Shared, false) => alu!(|a: u64| a.wrapping_add(SHARED_WINDOW)),
+            (Space::Shared, true) => alu!(|a: u64| a.wrapping_sub(SHARED_WINDOW)),
+            (Space::Local, false) => alu!(|a: u64| a.wrapping_add(LOCAL_WINDOW)),
+            (Space::Local, true) => alu!(|a: u64| a.wrapping_sub(LOCAL_WINDOW)),
+            (Space::Param, false) => alu!(|a: u64| a.wrapping_add(PARAMETER_WINDOW)),
+            (Space::Param, true) => alu!(|a: u64| a.wrapping_sub(PARAMETER_WINDOW)),
+            (Space::Global | Space::Const, _) => Alu::One(|a| *a),
+            (Space::Generic, _) => return Err(self.unknown(instruction)),
+        };
+        let none = self.bits(0);
+        self.push(Op::Alu { function, to, inputs: [input, none, none] });
+        Ok(())
+    }
+
+    fn is_space(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+    ) -> Result<()> {
+        let space = modifiers.space();
+        modifiers.finish()?;
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let input = self.value(self.operand(instruction, 1)?, Type::B64)?;
+        let function = match space {
+            Space::Shared => alu!(|a: u64| is_in(a, SHARED_WINDOW)),
+            Space::Local => alu!(|a: u64| is_in(a, LOCAL_WINDOW)),
+            Space::Param => alu!(|a: u64| is_in(a, PARAMETER_WINDOW)),
+            Space::Global => {
+                alu!(|a: u64| ![SHARED_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW].iter().any(|w| is_in(a, *w)))
+            }
+            Space::Const | Space::Generic => return Err(self.unknown(instruction)),
+        };
+        let none = self.bits(0);
+        self.push(Op::Alu { function, to, inputs: [input, none, none] });
+        Ok(())
+    }
+
+    /// A copy to shared memory takes place at once, which is one of the times at which it may.
+    fn copy(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        if !modifiers.take("async") {
+            return Err(self.unknown(instruction));
+        }
+        if modifiers.take_one(&["commit_group", "wait_group", "wait_all"]).is_some() {
+            return modifiers.finish();
+        }
+        modifiers.take_order();
+        let is_known = modifiers.take("shared") || modifiers.take("shared::cta");
+        if !is_known || !modifiers.take("global") {
+            return Err(self.unknown(instruction));
+        }
+        modifiers.finish()?;
+        let size_bytes = match self.operand(instruction, 2)? {
+            Operand::Integer(size @ (4 | 8 | 16)) => *size as u32,
+            _ => return Err(self.unknown(instruction)),
+        };
+        let source_bytes = match instruction.operands.get(3) {
+            Some(operand) => Some(self.value(operand, Type::U32)?),
+            None => None,
+        };
+        let mut to = self.access(self.operand(instruction, 0)?, Space::Shared, Type::B8, 1)?;
+        let mut from = self.access(self.operand(instruction, 1)?, Space::Global, Type::B8, 1)?;
+        for access in [&mut to, &mut from] {
+            *access = Access { bytes: 4.min(size_bytes) as u8, count: (size_bytes / 4) as u8, ..*access };
+        }
+        self.push(Op::Copy { to, from, size_bytes, source_bytes });
+        Ok(())
+    }
+}
+
+fn is_in(address: u64, window: u64) -> bool {
+    address.wrapping_sub(window) < WINDOW_BYTES
+}
+
+/// What an atomic makes of the old value and its operands.
+fn atomic_function(name: &str, of: Type) -> Option<fn(u64, u64, u64) -> u64> {
+    Some(match (name, of) {
+        ("exch", Type::B32 | Type::B64) => |_, b, _| b,
+        ("cas", Type::B16 | Type::B32 | Type::B64) => |old, b, c| if old == b { c } else { old },
+        ("and", Type::B32 | Type::B64) => |old, b, _| old & b,
+        ("or", Type::B32 | Type::B64) => |old, b, _| old | b,
+        ("xor", Type::B32 | Type::B64) => |old, b, _| old ^ b,
+        ("add", Type::U32 | Type::S32) => |old, b, _| u64::from((old as u32).wrapping_add(b as u32)),
+        ("add", Type::U64 | Type::S64) => |old, b, _| old.wrapping_add(b),
+        ("min", Type::U32 | Type::U64) => |old, b, _| old.min(b),
+        ("max", Type::U32 | Type::U64) => |old, b, _| old.max(b),
+        ("min", Type::S32) => |old, b, _| (old as i32).min(b as i32) as u32 as u64,
+        ("max", Type::S32) => |old, b, _| (old as i32).max(b as i32) as u32 as u64,
+        ("min", Type::S64) => |old, b, _| (old as i64).min(b as i64) as u64,
+        ("max", Type::S64) => |old, b, _| (old as i64).max(b as i64) as u64,
+        ("inc", Type::U32) => |old, b, _| if old >= b { 0 } else { old + 1 },
+        ("dec", Type::U32) => |old, b, _| if old == 0 || old > b { b } else { old - 1 },
+        ("add", Type::F32) => |old, b, _| {
+            let sum = crate::number::float::flushed(f32::from_bits(old as u32))
+                + crate::number::float::flushed(f32::from_bits(b as u32));
+            u64::from(crate::number::float::flushed(crate::number::float::nan_32(sum)).to_bits())
+        },
+        ("add", Type::F64) => |old, b, _| (f64::from_bits(old) + f64::from_bits(b)).to_bits(),
+        ("add", Type::F16) => |old, b, _| u64::from(half_sum(old as u16, b as u16)),
+        ("add", Type::Bf16) => |old, b, _| u64::from(bfloat_sum(old as u16, b as u16)),
+        ("add", Type::F16x2) => |old, b, _| {
+            u64::from(half_sum(old as u16, b as u16))
+                | u64::from(half_sum((old >> 16) as u16, (b >> 16) as u16)) << 16
+        },
+        ("add", Type::Bf16x2) => |old, b, _| {
+            u64::from(bfloat_sum(old as u16, b as u16))
+                | u64::from(bfloat_sum((old >> 16) as u16, (b >> 16) as u16)) << 16
+        },
+        _ => return None,
+    })
+}
+
+fn half_sum(a: u16, b: u16) -> u16 {
+    f16::from_f32(f16::from_bits(a).to_f32() + f16::from_bits(b).to_f32()).to_bits()
+}
+
+fn bfloat_sum(a: u16, b: u16) -> u16 {
+    bf16::from_f32(bf16::from_bits(a).to_f32() + bf16::from_bits(b).to_f32()).to_bits()
+}

@@ -1,0 +1,90 @@
+//! The parts of an opcode.
+
+use crate::error::{PtxError, short};
+use crate::number::float::Rounding;
+use crate::syntax::{Instruction, Space, Type};
+
+/// The name of an instruction and the modifiers that nobody has taken yet.
+#[derive(Clone)]
+pub(super) struct Modifiers<'s, 't> {
+    pub(super) name: &'t str,
+    rest: Vec<&'t str>,
+    instruction: &'s Instruction<'t>,
+}
+
+impl<'s, 't> Modifiers<'s, 't> {
+    pub(super) fn new(instruction: &'s Instruction<'t>) -> Self {
+        let mut parts = instruction.opcode.split('.');
+        Self { name: parts.next().unwrap_or_default(), rest: parts.collect(), instruction }
+    }
+
+    /// Takes a modifier if it is there.
+    pub(super) fn take(&mut self, modifier: &str) -> bool {
+        let found = self.rest.iter().position(|part| *part == modifier);
+        if let Some(index) = found {
+            self.rest.remove(index);
+        }
+        found.is_some()
+    }
+
+    /// Takes the first of these modifiers that is there.
+    pub(super) fn take_one(&mut self, modifiers: &[&'static str]) -> Option<&'static str> {
+        modifiers.iter().find(|modifier| self.take(modifier)).copied()
+    }
+
+    /// Takes all modifiers for which `f` gives a value.
+    pub(super) fn take_all<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Vec<T> {
+        let mut found = Vec::new();
+        self.rest.retain(|part| match f(part) {
+            Some(value) => {
+                found.push(value);
+                false
+            }
+            None => true,
+        });
+        found
+    }
+
+    pub(super) fn types(&mut self) -> Vec<Type> {
+        self.take_all(Type::of)
+    }
+
+    /// The only type.
+    pub(super) fn one_type(&mut self) -> Result<Type, PtxError> {
+        match self.types()[..] {
+            [of] => Ok(of),
+            _ => Err(self.unknown()),
+        }
+    }
+
+    pub(super) fn rounding(&mut self) -> Option<Rounding> {
+        self.take_all(Rounding::of).first().copied()
+    }
+
+    pub(super) fn space(&mut self) -> Space {
+        self.take_all(Space::of).first().copied().unwrap_or(Space::Generic)
+    }
+
+    /// Takes what says when others see an access, how long it stays in caches, and how far it reaches: nothing of it changes the
+    /// values here, where one thread runs at a time and there are no caches.
+    pub(super) fn take_order(&mut self) {
+        self.rest.retain(|part| {
+            !ORDER.contains(part) && !["L1::", "L2::", "level::"].iter().any(|level| part.starts_with(level))
+        });
+    }
+
+    pub(super) fn unknown(&self) -> PtxError {
+        let what = format!("the instruction `{}`", short(self.instruction.opcode));
+        PtxError::unsupported(self.instruction.place, what)
+    }
+
+    /// Checks that all modifiers were taken.
+    pub(super) fn finish(&self) -> Result<(), PtxError> {
+        if self.rest.is_empty() { Ok(()) } else { Err(self.unknown()) }
+    }
+}
+
+const ORDER: [&str; 23] = [
+    "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio", "cta", "cluster", "gpu",
+    "sys", "gl", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified", "noftz",
+];

@@ -1,0 +1,142 @@
+//! Instructions between the lanes of a warp.
+
+use super::modifiers::Modifiers;
+use super::{Lower, Result};
+use crate::program::{Op, Shuffle, ShuffleKind, Slot, Vote};
+use crate::syntax::{Instruction, Operand, Type};
+
+impl<'s, 't> Lower<'s, 't> {
+    /// Returns false for an instruction of another kind.
+    pub(super) fn warp(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        mut modifiers: Modifiers<'s, 't>,
+    ) -> Result<bool> {
+        match modifiers.name {
+            "shfl" => self.shuffle(instruction, &mut modifiers)?,
+            "vote" => self.vote(instruction, &mut modifiers)?,
+            "match" => self.match_lanes(instruction, &mut modifiers)?,
+            "redux" => self.reduce(instruction, &mut modifiers)?,
+            "elect" => {
+                modifiers.take("sync");
+                modifiers.finish()?;
+                let (to, is_elected) = self.pair(self.operand(instruction, 0)?);
+                let mask = self.value(self.operand(instruction, 1)?, Type::B32)?;
+                self.push(Op::Elect { to, is_elected, mask });
+            }
+            "activemask" => {
+                modifiers.types();
+                modifiers.finish()?;
+                let to = self.target(self.operand(instruction, 0)?)?;
+                self.push(Op::ActiveMask { to });
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The two registers of `d|p`.
+    fn pair(&self, operand: &Operand<'t>) -> (Option<u32>, Option<u32>) {
+        match operand {
+            Operand::Pair(first, second) => (*first, *second),
+            Operand::Register(register) => (Some(*register), None),
+            _ => (None, None),
+        }
+    }
+
+    /// The lanes that take part, if the instruction names them.
+    fn mask(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        index: usize,
+        is_sync: bool,
+    ) -> Result<Option<Slot>> {
+        if !is_sync {
+            return Ok(None);
+        }
+        Ok(Some(self.value(self.operand(instruction, index)?, Type::B32)?))
+    }
+
+    fn shuffle(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let is_sync = modifiers.take("sync");
+        let kind = match modifiers.take_one(&["up", "down", "bfly", "idx"]) {
+            Some("up") => ShuffleKind::Up,
+            Some("down") => ShuffleKind::Down,
+            Some("bfly") => ShuffleKind::Butterfly,
+            Some(_) => ShuffleKind::Index,
+            None => return Err(modifiers.unknown()),
+        };
+        modifiers.types();
+        modifiers.finish()?;
+        let (to, is_valid) = self.pair(self.operand(instruction, 0)?);
+        let to = to.unwrap_or_else(|| self.temporary());
+        let input = self.value(self.operand(instruction, 1)?, Type::B32)?;
+        let lane = self.value(self.operand(instruction, 2)?, Type::B32)?;
+        let limits = self.value(self.operand(instruction, 3)?, Type::B32)?;
+        let mask = self.mask(instruction, 4, is_sync)?;
+        self.push(Op::Shuffle(Box::new(Shuffle { kind, to, is_valid, input, lane, limits, mask })));
+        Ok(())
+    }
+
+    fn vote(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let is_sync = modifiers.take("sync");
+        let kind = match modifiers.take_one(&["all", "any", "uni", "ballot"]) {
+            Some("all") => Vote::All,
+            Some("any") => Vote::Any,
+            Some("uni") => Vote::Uniform,
+            Some(_) => Vote::Ballot,
+            None => return Err(modifiers.unknown()),
+        };
+        modifiers.types();
+        modifiers.finish()?;
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let input = self.value(self.operand(instruction, 1)?, Type::Pred)?;
+        let mask = self.mask(instruction, 2, is_sync)?;
+        self.push(Op::Vote { kind, to, input, mask });
+        Ok(())
+    }
+
+    fn match_lanes(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+    ) -> Result<()> {
+        modifiers.take("sync");
+        let kind = modifiers.take_one(&["any", "all"]).ok_or_else(|| modifiers.unknown())?;
+        let of = modifiers.one_type()?;
+        modifiers.finish()?;
+        let (to, is_equal) = self.pair(self.operand(instruction, 0)?);
+        let input = self.value(self.operand(instruction, 1)?, of)?;
+        let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
+        if kind == "all" {
+            self.push(Op::MatchAll { to, is_equal, input, mask });
+        } else {
+            let to = to.unwrap_or_else(|| self.temporary());
+            self.push(Op::MatchAny { to, input, mask });
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        modifiers.take("sync");
+        let of = modifiers.one_type()?;
+        let name = modifiers.take_one(&["add", "min", "max", "and", "or", "xor"]);
+        modifiers.finish()?;
+        let function: fn(u64, u64) -> u64 = match (name, of) {
+            (Some("add"), Type::U32 | Type::S32) => |a, b| u64::from((a as u32).wrapping_add(b as u32)),
+            (Some("min"), Type::U32) => |a, b| a.min(b),
+            (Some("max"), Type::U32) => |a, b| a.max(b),
+            (Some("min"), Type::S32) => |a, b| u64::from((a as i32).min(b as i32) as u32),
+            (Some("max"), Type::S32) => |a, b| u64::from((a as i32).max(b as i32) as u32),
+            (Some("and"), Type::B32) => |a, b| a & b,
+            (Some("or"), Type::B32) => |a, b| a | b,
+            (Some("xor"), Type::B32) => |a, b| a ^ b,
+            _ => return Err(modifiers.unknown()),
+        };
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let input = self.value(self.operand(instruction, 1)?, of)?;
+        let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
+        self.push(Op::Reduce { function, to, input, mask });
+        Ok(())
+    }
+}

@@ -1,0 +1,771 @@
+//! Text to [`Source`].
+
+use crate::error::{Place, PtxError, short};
+use crate::syntax::{
+    Datum, DatumValue, Formal, Function, Instruction, Operand, Source, Space, Statement, Type, Variable,
+};
+use crate::text::{Word, Words};
+use std::collections::HashMap;
+
+type Result<T> = core::result::Result<T, PtxError>;
+
+/// The newest version that is known.
+pub(crate) const VERSION_MAX: (u32, u32) = (9, 0);
+
+/// Parses a module's text.
+pub(crate) fn parse(text: &str) -> Result<Source<'_>> {
+    let mut parser = Parser { words: Words::new(text), source: Source::default(), scopes: Vec::new() };
+    parser.module()?;
+    Ok(parser.source)
+}
+
+struct Parser<'t> {
+    words: Words<'t>,
+    source: Source<'t>,
+    /// The open scopes of the body that is read.
+    scopes: Vec<Scope<'t>>,
+}
+
+/// The names of a pair of braces.
+struct Scope<'t> {
+    number: u32,
+    names: HashMap<&'t str, Named>,
+    /// From `.reg .b32 %r<8>`: registers get their numbers when they are first named.
+    ranges: Vec<(&'t str, u64, Type)>,
+}
+
+#[derive(Clone, Copy)]
+enum Named {
+    Register(u32),
+    Variable(u32),
+}
+
+impl<'t> Parser<'t> {
+    fn next(&mut self) -> Result<(Word<'t>, Place)> {
+        self.words.next()
+    }
+
+    fn peek(&self) -> Result<(Word<'t>, Place)> {
+        self.words.clone().next()
+    }
+
+    fn take(&mut self, mark: u8) -> Result<bool> {
+        let is_next = self.peek()?.0 == Word::Mark(mark);
+        if is_next {
+            self.next()?;
+        }
+        Ok(is_next)
+    }
+
+    fn expect(&mut self, mark: u8) -> Result<()> {
+        match self.next()? {
+            (Word::Mark(found), _) if found == mark => Ok(()),
+            (found, place) => Err(PtxError::syntax(
+                place,
+                format!("`{}` is expected, not {}", char::from(mark), name_of(found)),
+            )),
+        }
+    }
+
+    fn name(&mut self) -> Result<(&'t str, Place)> {
+        match self.next()? {
+            (Word::Name(name), place) => Ok((name, place)),
+            (found, place) => {
+                Err(PtxError::syntax(place, format!("a name is expected, not {}", name_of(found))))
+            }
+        }
+    }
+
+    fn integer(&mut self) -> Result<i64> {
+        let is_negative = self.take(b'-')?;
+        match self.next()? {
+            (Word::Integer(value), _) if is_negative => Ok((value as i64).wrapping_neg()),
+            (Word::Integer(value), _) => Ok(value as i64),
+            (found, place) => {
+                Err(PtxError::syntax(place, format!("an integer is expected, not {}", name_of(found))))
+            }
+        }
+    }
+
+    fn module(&mut self) -> Result<()> {
+        self.version()?;
+        let (word, place) = self.name()?;
+        if word != ".target" {
+            return Err(PtxError::syntax(place, "`.target` is expected behind `.version`"));
+        }
+        let (target, place) = self.name()?;
+        self.source.target = target_of(target)
+            .ok_or_else(|| PtxError::syntax(place, format!("`{}` is no target", short(target))))?;
+        while self.take(b',')? {
+            self.name()?;
+        }
+        loop {
+            let (word, place) = self.next()?;
+            match word {
+                Word::End => return Ok(()),
+                Word::Mark(b';') => {}
+                Word::Name(directive) => self.directive(directive, place)?,
+                found => {
+                    return Err(PtxError::syntax(
+                        place,
+                        format!("{} is no beginning of a directive", name_of(found)),
+                    ));
+                }
+            }
+        }
+    }
+
+    fn version(&mut self) -> Result<()> {
+        let (word, place) = self.next()?;
+        if word != Word::Name(".version") {
+            return Err(PtxError::syntax(place, "a module begins with `.version`"));
+        }
+        let (word, place) = self.words.unsplit()?;
+        let parts =
+            word.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        let stated =
+            parts.ok_or_else(|| PtxError::syntax(place, format!("`{}` is no version", short(word))))?;
+        if stated > VERSION_MAX {
+            return Err(PtxError::version(place, stated, VERSION_MAX));
+        }
+        self.source.version = stated;
+        Ok(())
+    }
+
+    fn directive(&mut self, directive: &'t str, place: Place) -> Result<()> {
+        match directive {
+            ".address_size" => match self.integer()? {
+                64 => Ok(()),
+                other => Err(PtxError::unsupported(place, format!("an address size of {other}"))),
+            },
+            ".file" => self.file(),
+            ".section" => {
+                self.name()?;
+                self.expect(b'{')?;
+                while !matches!(self.next()?.0, Word::Mark(b'}') | Word::End) {}
+                Ok(())
+            }
+            ".pragma" => self.pragma(),
+            ".extern" | ".visible" | ".weak" | ".common" => {
+                let (next, place) = self.name()?;
+                self.definition(next, directive == ".extern", place)
+            }
+            _ => self.definition(directive, false, place),
+        }
+    }
+
+    /// Skips the name of a source.
+    fn file(&mut self) -> Result<()> {
+        self.integer()?;
+        self.next()?;
+        while self.take(b',')? {
+            self.integer()?;
+        }
+        Ok(())
+    }
+
+    fn pragma(&mut self) -> Result<()> {
+        self.next()?;
+        while self.take(b',')? {
+            self.next()?;
+        }
+        self.expect(b';')
+    }
+
+    fn definition(&mut self, word: &'t str, is_extern: bool, place: Place) -> Result<()> {
+        match word {
+            ".func" | ".entry" => self.function(word == ".entry", place),
+            ".global" | ".const" | ".shared" => {
+                let space = Space::of(&word[1..]).unwrap_or(Space::Global);
+                let variables = self.variables(space, is_extern)?;
+                self.source.variables.extend(variables.into_iter().map(|(_, variable)| variable));
+                Ok(())
+            }
+            other => Err(PtxError::unsupported(place, format!("the directive `{}`", short(other)))),
+        }
+    }
+
+    /// The variables of a declaration, up to its end.
+    fn variables(&mut self, space: Space, is_extern: bool) -> Result<Vec<(&'t str, Variable)>> {
+        let (element, vector, align) = self.variable_type()?;
+        let mut found = Vec::new();
+        loop {
+            let (name, place) = self.name()?;
+            let mut variable = self.sized(name, place, space, (element, vector, align))?;
+            variable.is_extern |= is_extern;
+            if self.take(b'=')? {
+                let mut offset_bytes = 0;
+                self.initial(&mut variable, &mut offset_bytes, 0)?;
+            }
+            found.push((name, variable));
+            if !self.take(b',')? {
+                break;
+            }
+        }
+        self.expect(b';')?;
+        Ok(found)
+    }
+
+    /// The type of a variable or parameter: its element, the elements of a vector, and the alignment if it is stated.
+    fn variable_type(&mut self) -> Result<(Type, u64, Option<u64>)> {
+        let (mut align, mut vector) = (None, 1);
+        loop {
+            let (word, place) = self.name()?;
+            match word {
+                ".align" => {
+                    let stated = self.integer()? as u64;
+                    if !stated.is_power_of_two() || stated > 1 << 20 {
+                        return Err(PtxError::syntax(place, format!("{stated} is no alignment")));
+                    }
+                    align = Some(stated);
+                }
+                ".v2" => vector = 2,
+                ".v4" => vector = 4,
+                ".attribute" => {
+                    return Err(PtxError::unsupported(place, "a variable with an attribute"));
+                }
+                _ => {
+                    let element = word.strip_prefix('.').and_then(Type::of);
+                    let element = element.ok_or_else(|| {
+                        PtxError::unsupported(place, format!("a variable of `{}`", short(word)))
+                    })?;
+                    if self.peek()?.0 == Word::Name(".align") {
+                        self.next()?;
+                        align = Some(self.integer()? as u64).filter(|align| align.is_power_of_two());
+                    }
+                    return Ok((element, vector, align));
+                }
+            }
+        }
+    }
+
+    /// A variable whose name was read: the sizes of its array.
+    fn sized(
+        &mut self,
+        name: &'t str,
+        place: Place,
+        space: Space,
+        (element, vector, align): (Type, u64, Option<u64>),
+    ) -> Result<Variable> {
+        let mut count = vector;
+        let mut is_open = false;
+        while self.take(b'[')? {
+            if self.take(b']')? {
+                is_open = true;
+                continue;
+            }
+            let len = self.integer()? as u64;
+            count = count
+                .checked_mul(len)
+                .filter(|count| *count < 1 << 48)
+                .ok_or_else(|| PtxError::syntax(place, format!("`{}` is too large", short(name))))?;
+            self.expect(b']')?;
+        }
+        let element_bytes = u64::from(element.bytes());
+        Ok(Variable {
+            name: name.to_string(),
+            space,
+            element,
+            align_bytes: align.unwrap_or(element_bytes * vector),
+            size_bytes: if is_open { 0 } else { count * element_bytes },
+            is_extern: is_open,
+            initial: Vec::new(),
+            place,
+        })
+    }
+
+    fn initial(&mut self, variable: &mut Variable, offset_bytes: &mut u64, depth: u32) -> Result<()> {
+        let (_, place) = self.peek()?;
+        if self.take(b'{')? {
+            if depth > 8 {
+                return Err(PtxError::syntax(place, "braces are nested too deeply"));
+            }
+            while !self.take(b'}')? {
+                self.initial(variable, offset_bytes, depth + 1)?;
+                if !self.take(b',')? {
+                    self.expect(b'}')?;
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        let size_bytes = variable.element.bytes();
+        let value = match self.operand()? {
+            Operand::Integer(bits) => DatumValue::Bits(bits),
+            Operand::Single(bits) => DatumValue::Bits(single_as(variable.element, bits)),
+            Operand::Double(bits) => DatumValue::Bits(double_as(variable.element, bits)),
+            Operand::Symbol("generic", 0) => {
+                self.expect(b'(')?;
+                let (name, _) = self.name()?;
+                self.expect(b')')?;
+                DatumValue::Address(name.to_string(), self.distance()?)
+            }
+            Operand::Symbol(name, distance) => DatumValue::Address(name.to_string(), distance),
+            _ => return Err(PtxError::syntax(place, "a number or the name of a variable is expected")),
+        };
+        if *offset_bytes + u64::from(size_bytes) > variable.size_bytes {
+            if !variable.is_extern {
+                return Err(PtxError::syntax(place, "more initial values than elements"));
+            }
+            variable.size_bytes = *offset_bytes + u64::from(size_bytes);
+        }
+        variable.initial.push(Datum { offset_bytes: *offset_bytes, size_bytes, value });
+        *offset_bytes += u64::from(size_bytes);
+        Ok(())
+    }
+
+    fn function(&mut self, is_entry: bool, place: Place) -> Result<()> {
+        let mut function = Function {
+            name: "",
+            is_entry,
+            results: Vec::new(),
+            parameters: Vec::new(),
+            registers: Vec::new(),
+            variables: Vec::new(),
+            body: None,
+            limits: Vec::new(),
+            place,
+        };
+        self.scopes.clear();
+        self.open_scope();
+        if self.peek()?.0 == Word::Mark(b'(') {
+            function.results = self.formals(&mut function)?;
+        }
+        (function.name, _) = self.name()?;
+        if self.peek()?.0 == Word::Mark(b'(') {
+            function.parameters = self.formals(&mut function)?;
+        }
+        loop {
+            let (word, place) = self.next()?;
+            match word {
+                Word::Mark(b';') => break,
+                Word::Mark(b'{') => {
+                    function.body = Some(self.body(&mut function)?);
+                    break;
+                }
+                Word::Name(".pragma") => self.pragma()?,
+                Word::Name(directive) if directive.starts_with('.') => {
+                    let mut numbers = Vec::new();
+                    while let Word::Integer(number) = self.peek()?.0 {
+                        self.next()?;
+                        numbers.push(number);
+                        if !self.take(b',')? {
+                            break;
+                        }
+                    }
+                    function.limits.push((directive, numbers));
+                }
+                found => {
+                    return Err(PtxError::syntax(
+                        place,
+                        format!("a body is expected, not {}", name_of(found)),
+                    ));
+                }
+            }
+        }
+        self.source.functions.push(function);
+        Ok(())
+    }
+
+    /// Parameters in parentheses.
+    fn formals(&mut self, function: &mut Function<'t>) -> Result<Vec<Formal>> {
+        self.expect(b'(')?;
+        let mut formals = Vec::new();
+        while !self.take(b')')? {
+            let (kind, place) = self.name()?;
+            let types = self.variable_type()?;
+            // What a pointer points to.
+            while let Word::Name(".ptr" | ".global" | ".shared" | ".const" | ".local" | ".align") =
+                self.peek()?.0
+            {
+                if self.next()?.0 == Word::Name(".align") {
+                    self.integer()?;
+                }
+            }
+            let (name, name_place) = self.name()?;
+            formals.push(match kind {
+                ".param" => {
+                    let mut variable = self.sized(name, name_place, Space::Param, types)?;
+                    if variable.size_bytes > PARAMETER_BYTES_MAX || variable.align_bytes > 128 {
+                        return Err(PtxError::syntax(name_place, "a parameter is too large"));
+                    }
+                    variable.is_extern = false;
+                    Formal::Variable(self.declare_variable(function, variable, name))
+                }
+                ".reg" => {
+                    let number = self.add_register(function, types.0);
+                    self.declare(name, Named::Register(number));
+                    Formal::Register(number)
+                }
+                _ => return Err(PtxError::syntax(place, "a parameter is expected")),
+            });
+            if !self.take(b',')? {
+                self.expect(b')')?;
+                break;
+            }
+        }
+        Ok(formals)
+    }
+
+    fn add_register(&self, function: &mut Function<'t>, of: Type) -> u32 {
+        function.registers.push(of);
+        function.registers.len() as u32 - 1
+    }
+
+    fn declare_variable(&mut self, function: &mut Function<'t>, variable: Variable, name: &'t str) -> u32 {
+        function.variables.push(variable);
+        let number = function.variables.len() as u32 - 1;
+        self.declare(name, Named::Variable(number));
+        number
+    }
+
+    fn declare(&mut self, name: &'t str, named: Named) {
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.names.insert(name, named);
+        }
+    }
+
+    fn open_scope(&mut self) {
+        let number = self.source.scopes.len() as u32;
+        self.source.scopes.push(self.scopes.last().map_or(number, |scope| scope.number));
+        self.scopes.push(Scope { number, names: HashMap::new(), ranges: Vec::new() });
+    }
+
+    fn scope(&self) -> u32 {
+        self.scopes.last().map_or(0, |scope| scope.number)
+    }
+
+    fn body(&mut self, function: &mut Function<'t>) -> Result<Vec<Statement<'t>>> {
+        let mut statements = Vec::new();
+        let outer = self.scopes.len();
+        self.open_scope();
+        while self.scopes.len() > outer {
+            let (word, place) = self.next()?;
+            match word {
+                Word::Mark(b'{') => self.open_scope(),
+                Word::Mark(b'}') => {
+                    self.scopes.pop();
+                }
+                Word::Mark(b';') => {}
+                Word::Mark(b'@') => {
+                    let is_negated = self.take(b'!')?;
+                    let (name, guard_place) = self.name()?;
+                    let Some(Named::Register(guard)) = self.resolve(function, name) else {
+                        let what = format!("`{}` is no predicate", short(name));
+                        return Err(PtxError::syntax(guard_place, what));
+                    };
+                    let (opcode, place) = self.name()?;
+                    let instruction = self.instruction(function, opcode, Some((guard, is_negated)), place)?;
+                    statements.push(Statement::Instruction(instruction));
+                }
+                Word::Name(directive) if directive.starts_with('.') => match directive {
+                    ".loc" => self.location()?,
+                    ".pragma" => self.pragma()?,
+                    ".reg" => self.registers(function)?,
+                    ".local" | ".shared" | ".param" | ".global" | ".const" => {
+                        let space = Space::of(&directive[1..]).unwrap_or(Space::Local);
+                        for (name, variable) in self.variables(space, false)? {
+                            self.declare_variable(function, variable, name);
+                        }
+                    }
+                    other => {
+                        return Err(PtxError::unsupported(
+                            place,
+                            format!("the directive `{}`", short(other)),
+                        ));
+                    }
+                },
+                Word::Name(name) => {
+                    if self.take(b':')? {
+                        statements.push(self.label(name)?);
+                    } else {
+                        let instruction = self.instruction(function, name, None, place)?;
+                        statements.push(Statement::Instruction(instruction));
+                    }
+                }
+                found => {
+                    return Err(PtxError::syntax(
+                        place,
+                        format!("an instruction is expected, not {}", name_of(found)),
+                    ));
+                }
+            }
+        }
+        Ok(statements)
+    }
+
+    /// A label, or a list that has its name.
+    fn label(&mut self, name: &'t str) -> Result<Statement<'t>> {
+        let scope = self.scope();
+        match self.peek()? {
+            (Word::Name(".branchtargets"), _) => {
+                self.next()?;
+                let mut targets = vec![self.name()?.0];
+                while self.take(b',')? {
+                    targets.push(self.name()?.0);
+                }
+                self.expect(b';')?;
+                Ok(Statement::Targets(name, scope, targets))
+            }
+            (Word::Name(".callprototype" | ".calltargets"), _) => {
+                while !matches!(self.next()?.0, Word::Mark(b';') | Word::End) {}
+                Ok(Statement::Targets(name, scope, Vec::new()))
+            }
+            _ => Ok(Statement::Label(name, scope)),
+        }
+    }
+
+    /// Skips `.loc 1 12 3`, with or without the place of a call that was inlined.
+    fn location(&mut self) -> Result<()> {
+        for _ in 0..3 {
+            self.integer()?;
+        }
+        while self.take(b',')? {
+            match self.name()?.0 {
+                "inlined_at" => {
+                    for _ in 0..3 {
+                        self.integer()?;
+                    }
+                }
+                // `function_name` and a label, with a distance.
+                _ => {
+                    self.name()?;
+                    if self.take(b'+')? {
+                        self.integer()?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn registers(&mut self, function: &mut Function<'t>) -> Result<()> {
+        let (of, vector, _) = self.variable_type()?;
+        loop {
+            let (name, place) = self.name()?;
+            if vector > 1 {
+                return Err(PtxError::unsupported(place, "a register that is a vector"));
+            }
+            if self.take(b'<')? {
+                let count = self.integer()? as u64;
+                self.expect(b'>')?;
+                if let Some(scope) = self.scopes.last_mut() {
+                    scope.ranges.push((name, count, of));
+                }
+            } else {
+                let number = self.add_register(function, of);
+                self.declare(name, Named::Register(number));
+            }
+            if !self.take(b',')? {
+                break;
+            }
+        }
+        self.expect(b';')
+    }
+
+    /// The register or variable of this name.
+    fn resolve(&mut self, function: &mut Function<'t>, name: &'t str) -> Option<Named> {
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        for index in (0..self.scopes.len()).rev() {
+            let scope = &mut self.scopes[index];
+            if let Some(named) = scope.names.get(name) {
+                return Some(*named);
+            }
+            for &(prefix, count, of) in &scope.ranges {
+                let number =
+                    name.strip_prefix(prefix).filter(|rest| !rest.is_empty() && rest.len() <= digits);
+                if number.and_then(|number| number.parse().ok()).is_some_and(|number: u64| number < count) {
+                    function.registers.push(of);
+                    let named = Named::Register(function.registers.len() as u32 - 1);
+                    scope.names.insert(name, named);
+                    return Some(named);
+                }
+            }
+        }
+        None
+    }
+
+    fn instruction(
+        &mut self,
+        function: &mut Function<'t>,
+        opcode: &'t str,
+        guard: Option<(u32, bool)>,
+        place: Place,
+    ) -> Result<Instruction<'t>> {
+        let mut operands = Vec::new();
+        if !self.take(b';')? {
+            loop {
+                let operand = self.operand()?;
+                operands.push(self.resolved(function, operand));
+                if self.take(b'|')? {
+                    let second = self.operand()?;
+                    let second = self.resolved(function, second);
+                    let first = operands.pop();
+                    operands.push(Operand::Pair(first.as_ref().and_then(register_of), register_of(&second)));
+                }
+                if !self.take(b',')? {
+                    break;
+                }
+            }
+            self.expect(b';')?;
+        }
+        Ok(Instruction { opcode, guard, operands, place, scope: self.scope() })
+    }
+
+    /// An operand whose names are not resolved.
+    fn operand(&mut self) -> Result<Operand<'t>> {
+        let (word, place) = self.next()?;
+        Ok(match word {
+            Word::Integer(value) => Operand::Integer(value),
+            Word::Single(bits) => Operand::Single(bits),
+            Word::Double(bits) => Operand::Double(bits),
+            Word::Name("_") => Operand::Sink,
+            Word::Name("WARP_SZ") => Operand::Integer(32),
+            Word::Name(name) => Operand::Symbol(name, self.distance()?),
+            Word::Mark(b'-') => match self.next()? {
+                (Word::Integer(value), _) => Operand::Integer(value.wrapping_neg()),
+                (Word::Single(bits), _) => Operand::Single(bits ^ (1 << 31)),
+                (Word::Double(bits), _) => Operand::Double(bits ^ (1 << 63)),
+                (found, place) => {
+                    return Err(PtxError::syntax(
+                        place,
+                        format!("a number is expected, not {}", name_of(found)),
+                    ));
+                }
+            },
+            Word::Mark(b'!') => Operand::List(vec![Operand::Symbol(self.name()?.0, 0), Operand::Sink]),
+            Word::Mark(b'{') => Operand::Vector(self.simple_operands(b'}')?),
+            Word::Mark(b'(') => Operand::List(self.simple_operands(b')')?),
+            Word::Mark(b'[') => {
+                let base = self.simple_operand()?;
+                let (base, distance) = match base {
+                    Operand::Symbol(name, distance) => (Operand::Symbol(name, 0), distance),
+                    other => (other, self.distance()?),
+                };
+                if self.take(b',')? {
+                    // The coordinates of a texture, which no instruction here takes.
+                    while !self.take(b']')? {
+                        self.next()?;
+                        if self.peek()?.0 == Word::End {
+                            return Err(PtxError::syntax(place, "an address without an end"));
+                        }
+                    }
+                    return Ok(Operand::Sink);
+                }
+                self.expect(b']')?;
+                Operand::Address(Box::new(base), distance)
+            }
+            found => {
+                return Err(PtxError::syntax(
+                    place,
+                    format!("an operand is expected, not {}", name_of(found)),
+                ));
+            }
+        })
+    }
+
+    /// `+ 4`, `+ -4`, `- 4` or nothing.
+    fn distance(&mut self) -> Result<i64> {
+        if self.take(b'+')? {
+            return self.integer();
+        }
+        if self.peek()?.0 == Word::Mark(b'-') {
+            return self.integer();
+        }
+        Ok(0)
+    }
+
+    fn simple_operands(&mut self, end: u8) -> Result<Vec<Operand<'t>>> {
+        let mut operands = Vec::new();
+        while !self.take(end)? {
+            operands.push(self.simple_operand()?);
+            if !self.take(b',')? {
+                self.expect(end)?;
+                break;
+            }
+        }
+        Ok(operands)
+    }
+
+    /// An operand without parts.
+    fn simple_operand(&mut self) -> Result<Operand<'t>> {
+        match self.peek()? {
+            (Word::Mark(mark @ (b'{' | b'(' | b'[' | b'!')), place) => {
+                Err(PtxError::unsupported(place, format!("`{}` inside of an operand", char::from(mark))))
+            }
+            _ => self.operand(),
+        }
+    }
+
+    fn resolved(&mut self, function: &mut Function<'t>, operand: Operand<'t>) -> Operand<'t> {
+        match operand {
+            Operand::Symbol(name, distance) => match self.resolve(function, name) {
+                Some(Named::Register(number)) => Operand::Register(number),
+                Some(Named::Variable(number)) => Operand::Variable(number, distance),
+                None if name.starts_with('%') => Operand::Special(name),
+                None => Operand::Symbol(name, distance),
+            },
+            // A negated predicate, as `operand` leaves it.
+            Operand::List(mut parts) if parts.len() == 2 && parts[1] == Operand::Sink => {
+                let first = parts.swap_remove(0);
+                match self.resolved(function, first) {
+                    Operand::Register(number) => Operand::Not(number),
+                    other => other,
+                }
+            }
+            Operand::Vector(parts) => {
+                Operand::Vector(parts.into_iter().map(|part| self.resolved(function, part)).collect())
+            }
+            Operand::List(parts) => {
+                Operand::List(parts.into_iter().map(|part| self.resolved(function, part)).collect())
+            }
+            Operand::Address(base, distance) => {
+                Operand::Address(Box::new(self.resolved(function, *base)), distance)
+            }
+            other => other,
+        }
+    }
+}
+
+fn register_of(operand: &Operand<'_>) -> Option<u32> {
+    match operand {
+        Operand::Register(number) => Some(*number),
+        _ => None,
+    }
+}
+
+/// A `f32` as an immediate of this type.
+pub(crate) fn single_as(of: Type, bits: u32) -> u64 {
+    match of {
+        Type::F64 => f64::from(f32::from_bits(bits)).to_bits(),
+        _ => u64::from(bits),
+    }
+}
+
+/// A `f64` as an immediate of this type.
+pub(crate) fn double_as(of: Type, bits: u64) -> u64 {
+    match of {
+        Type::F32 => u64::from((f64::from_bits(bits) as f32).to_bits()),
+        _ => bits,
+    }
+}
+
+fn target_of(word: &str) -> Option<u32> {
+    let digits = word.strip_prefix("sm_")?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
+fn name_of(word: Word<'_>) -> String {
+    match word {
+        Word::Name(name) => format!("`{}`", short(name)),
+        Word::Integer(value) => format!("`{value}`"),
+        Word::Single(_) | Word::Double(_) => "a number".into(),
+        Word::Text(text) => format!("\"{}\"", short(text)),
+        Word::Mark(mark) => format!("`{}`", char::from(mark)),
+        Word::End => "the end".into(),
+    }
+}
+
+/// The largest parameter of a kernel or function.
+const PARAMETER_BYTES_MAX: u64 = 32_764;

@@ -1,0 +1,381 @@
+//! A kernel with the functions that it calls, in the form that runs.
+
+use crate::number::Alu;
+use crate::syntax::Type;
+
+/// Where an operand is: a register of the frame, a constant of the program, or a special register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    Register(u32),
+    Constant(u32),
+    Special(u32),
+}
+
+/// One instruction, or a part of one.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub(crate) op: Op,
+    pub(crate) guard: Option<Guard>,
+    /// The line in the text.
+    pub(crate) line: u32,
+}
+
+/// The predicate of an instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guard {
+    pub(crate) register: u32,
+    pub(crate) is_negated: bool,
+}
+
+/// What a step does. `to` and the like are registers.
+#[derive(Debug)]
+pub(crate) enum Op {
+    Alu {
+        function: Alu,
+        to: u32,
+        inputs: [Slot; 3],
+    },
+    /// Any function of three bits.
+    Logic {
+        to: u32,
+        inputs: [Slot; 3],
+        table: u32,
+    },
+    /// Puts a field of bits into a number.
+    Insert {
+        to: u32,
+        inputs: [Slot; 4],
+        width: u32,
+    },
+    /// The address in local memory of a variable of the frame.
+    FrameAddress {
+        to: u32,
+        offset_bytes: u64,
+    },
+    Load {
+        to: Box<[Option<u32>]>,
+        from: Access,
+    },
+    Store {
+        values: Box<[Slot]>,
+        to: Access,
+    },
+    Atomic {
+        function: fn(u64, u64, u64) -> u64,
+        to: Option<u32>,
+        at: Access,
+        inputs: [Slot; 2],
+    },
+    /// Copies from global to shared memory; what the source is too short for is filled with zeros.
+    Copy {
+        to: Access,
+        from: Access,
+        size_bytes: u32,
+        source_bytes: Option<Slot>,
+    },
+    Branch {
+        target: u32,
+    },
+    BranchTable {
+        targets: Box<[u32]>,
+        index: Slot,
+    },
+    Call(Box<Call>),
+    Return,
+    Exit,
+    Trap,
+    Barrier(Box<Barrier>),
+    WarpBarrier {
+        mask: Slot,
+    },
+    Shuffle(Box<Shuffle>),
+    Vote {
+        kind: Vote,
+        to: u32,
+        input: Slot,
+        mask: Option<Slot>,
+    },
+    MatchAny {
+        to: u32,
+        input: Slot,
+        mask: Slot,
+    },
+    MatchAll {
+        to: Option<u32>,
+        is_equal: Option<u32>,
+        input: Slot,
+        mask: Slot,
+    },
+    Reduce {
+        function: fn(u64, u64) -> u64,
+        to: u32,
+        input: Slot,
+        mask: Slot,
+    },
+    Elect {
+        to: Option<u32>,
+        is_elected: Option<u32>,
+        mask: Slot,
+    },
+    ActiveMask {
+        to: u32,
+    },
+    Clock {
+        to: u32,
+        bytes: u32,
+    },
+}
+
+/// The memory that an instruction accesses: `count` elements of `bytes` each from an address plus a distance.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) space: Memory,
+    pub(crate) at: Slot,
+    pub(crate) offset_bytes: i64,
+    pub(crate) bytes: u8,
+    pub(crate) count: u8,
+    /// The number of this access among those of the program.
+    pub(crate) site: u32,
+}
+
+/// A kind of memory, as an access names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// Any of the others, by the address.
+    Generic,
+    Global,
+    Shared,
+    /// Of the thread.
+    Local,
+    /// Of the thread, from the beginning of the frame on.
+    Frame,
+    /// The kernel's parameters.
+    Parameters,
+}
+
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) target: Callee,
+    pub(crate) arguments: Box<[Passed]>,
+    /// From the callee's frame to the caller's.
+    pub(crate) results: Box<[Passed]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Callee {
+    /// A routine by its number.
+    Routine(u32),
+    /// The value of a register: [`FUNCTIONS`] plus a routine's number.
+    Register(Slot),
+}
+
+/// A value that goes from one frame to another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed {
+    pub(crate) from: Location,
+    pub(crate) size_bytes: u32,
+}
+
+/// A value's place in a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Location {
+    Slot(Slot),
+    /// In the local memory of the frame.
+    Frame(u64),
+}
+
+/// A function of the program. The kernel itself is number 0.
+#[derive(Debug)]
+pub(crate) struct Routine {
+    pub(crate) start: u32,
+    pub(crate) registers: u32,
+    /// The local memory of a frame.
+    pub(crate) frame_bytes: u64,
+    pub(crate) parameters: Box<[Location]>,
+    pub(crate) results: Box<[Location]>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Barrier {
+    pub(crate) number: Slot,
+    /// The threads that the barrier waits for; all if `None`.
+    pub(crate) count: Option<Slot>,
+    pub(crate) kind: BarrierKind,
+    /// All threads of a warp must arrive together.
+    pub(crate) is_aligned: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BarrierKind {
+    Wait,
+    /// Arrives, and goes on.
+    Arrive,
+    /// Waits, and combines a predicate of all threads.
+    Combine {
+        vote: Vote,
+        to: u32,
+        input: Slot,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    /// All equal.
+    Uniform,
+    /// The lanes of a warp for which it holds.
+    Ballot,
+    /// The number of threads.
+    Count,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shuffle {
+    pub(crate) kind: ShuffleKind,
+    pub(crate) to: u32,
+    /// Whether the source was in range.
+    pub(crate) is_valid: Option<u32>,
+    pub(crate) input: Slot,
+    pub(crate) lane: Slot,
+    pub(crate) limits: Slot,
+    pub(crate) mask: Option<Slot>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShuffleKind {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+/// A value that is the same for all threads of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Constant {
+    Bits(u64),
+    /// The address of a variable of the module, by its number, plus a distance.
+    Global(u32, i64),
+    /// The beginning of the dynamic shared memory plus a distance.
+    DynamicShared(i64),
+}
+
+/// A special register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Special {
+    /// Of the thread in its block, by the axis.
+    Thread(u8),
+    BlockSize(u8),
+    Block(u8),
+    GridSize(u8),
+    Lane,
+    Warp,
+    WarpCount,
+    Multiprocessor,
+    MultiprocessorCount,
+    Grid,
+    LanesEqual,
+    LanesLessEqual,
+    LanesLess,
+    LanesGreaterEqual,
+    LanesGreater,
+    DynamicSharedBytes,
+    TotalSharedBytes,
+    Zero,
+    One,
+}
+
+const SPECIALS: [(&str, Special); 32] = [
+    ("%tid.x", Special::Thread(0)),
+    ("%tid.y", Special::Thread(1)),
+    ("%tid.z", Special::Thread(2)),
+    ("%ntid.x", Special::BlockSize(0)),
+    ("%ntid.y", Special::BlockSize(1)),
+    ("%ntid.z", Special::BlockSize(2)),
+    ("%ctaid.x", Special::Block(0)),
+    ("%ctaid.y", Special::Block(1)),
+    ("%ctaid.z", Special::Block(2)),
+    ("%nctaid.x", Special::GridSize(0)),
+    ("%nctaid.y", Special::GridSize(1)),
+    ("%nctaid.z", Special::GridSize(2)),
+    ("%laneid", Special::Lane),
+    ("%warpid", Special::Warp),
+    ("%nwarpid", Special::WarpCount),
+    ("%smid", Special::Multiprocessor),
+    ("%nsmid", Special::MultiprocessorCount),
+    ("%gridid", Special::Grid),
+    ("%lanemask_eq", Special::LanesEqual),
+    ("%lanemask_le", Special::LanesLessEqual),
+    ("%lanemask_lt", Special::LanesLess),
+    ("%lanemask_ge", Special::LanesGreaterEqual),
+    ("%lanemask_gt", Special::LanesGreater),
+    ("%dynamic_smem_size", Special::DynamicSharedBytes),
+    ("%total_smem_size", Special::TotalSharedBytes),
+    // A grid without clusters is one of clusters of one block.
+    ("%cluster_ctarank", Special::Zero),
+    ("%cluster_nctarank", Special::One),
+    ("%cluster_ctaid.x", Special::Zero),
+    ("%cluster_ctaid.y", Special::Zero),
+    ("%cluster_ctaid.z", Special::Zero),
+    ("%cluster_nctaid.x", Special::One),
+    ("%is_explicit_cluster", Special::Zero),
+];
+
+impl Special {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        SPECIALS.iter().find(|(known, _)| *known == name).map(|(_, special)| *special)
+    }
+}
+
+/// The width of a special register that is read by [`Op::Clock`].
+pub(crate) fn clock_bytes(name: &str) -> Option<u32> {
+    match name {
+        "%clock" | "%clock_hi" | "%globaltimer_lo" | "%globaltimer_hi" => Some(4),
+        "%clock64" | "%globaltimer" => Some(8),
+        _ => None,
+    }
+}
+
+/// A kernel that can run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) routines: Vec<Routine>,
+    pub(crate) constants: Vec<Constant>,
+    pub(crate) specials: Vec<Special>,
+    /// The shared memory of a block, without the dynamic one.
+    pub(crate) shared_bytes: u64,
+    /// The alignment of the dynamic shared memory.
+    pub(crate) dynamic_align: u64,
+    pub(crate) sites: u32,
+}
+
+/// The parameters of a kernel, packed in order at their alignments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// The distance from the beginning of the parameters.
+    pub offset_bytes: usize,
+    /// The size.
+    pub size_bytes: usize,
+}
+
+/// The generic address of the first byte of a block's shared memory. No host or device memory is there.
+pub(crate) const SHARED_WINDOW: u64 = 0x4000_0000_0000_0000;
+/// The generic address of the first byte of a thread's local memory.
+pub(crate) const LOCAL_WINDOW: u64 = 0x4010_0000_0000_0000;
+/// The generic address of the first byte of the kernel's parameters.
+pub(crate) const PARAMETER_WINDOW: u64 = 0x4020_0000_0000_0000;
+/// The value of a pointer to the function 0.
+pub(crate) const FUNCTIONS: u64 = 0x4030_0000_0000_0000;
+/// The size of each window.
+pub(crate) const WINDOW_BYTES: u64 = 1 << 32;
+
+/// The bits of a type's width.
+pub(crate) fn low_bits(of: Type, bits: u64) -> u64 {
+    match of.bytes() {
+        1 => bits & 0xff,
+        2 => bits & 0xffff,
+        4 => bits & 0xffff_ffff,
+        _ => bits,
+    }
+}

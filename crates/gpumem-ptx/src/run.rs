@@ -1,0 +1,200 @@
+//! Runs a kernel: blocks one after the other, in an order that the seed chooses; the warps of a block in turns, until each waits.
+
+mod access;
+mod block;
+mod call;
+mod group;
+mod warp;
+
+use crate::fault::{KernelMistake, Mistake};
+use crate::memory::{DeviceMemory, Ranges, Region, Touched};
+use crate::number::{LANES, Lanes};
+use crate::program::{Constant, Program};
+use crate::run::access::SiteRange;
+use crate::run::block::{Block, Progress};
+use core::ops::Range;
+use std::collections::VecDeque;
+
+/// A launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'l> {
+    /// The blocks in each direction.
+    pub grid: [u32; 3],
+    /// The threads of a block in each direction, 1024 at most in all.
+    pub block: [u32; 3],
+    /// The dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The parameters, each at its offset.
+    pub parameters: &'l [u8],
+    /// The addresses of the module's variables, in their order.
+    pub variables: &'l [u64],
+    /// Chooses the order of blocks and warps.
+    pub seed: u64,
+    /// The steps of warps after which the kernel is stopped.
+    pub steps_max: u64,
+}
+
+/// What all blocks of a launch share.
+pub(crate) struct Run<'r> {
+    pub(crate) program: &'r Program,
+    pub(crate) launch: Launch<'r>,
+    pub(crate) constants: Vec<Lanes>,
+    pub(crate) shared_bytes: u64,
+    pub(crate) steps: u64,
+    pub(crate) random: u64,
+    memory: &'r dyn DeviceMemory,
+    /// What the memory has given so far, by the addresses, and the one that was used last.
+    regions: Vec<Region<'r>>,
+    last: usize,
+    /// The bytes that each access of the program touched last.
+    sites: Vec<SiteRange>,
+    reads: Ranges,
+    writes: Ranges,
+}
+
+/// Where a mistake happened, as the run knows it.
+pub(crate) struct Stopped {
+    pub(crate) mistake: Mistake,
+    pub(crate) line: u32,
+    /// The thread's number in the block.
+    pub(crate) thread: u32,
+}
+
+/// Runs a kernel. The result has the accesses up to a mistake too.
+pub(crate) fn run(
+    program: &Program,
+    launch: Launch<'_>,
+    memory: &dyn DeviceMemory,
+) -> (Touched, Result<(), KernelMistake>) {
+    let dynamic = program.shared_bytes.next_multiple_of(program.dynamic_align);
+    let constants = program.constants.iter().map(|constant| {
+        let value = match *constant {
+            Constant::Bits(bits) => bits,
+            Constant::Global(variable, distance) => {
+                launch.variables.get(variable as usize).copied().unwrap_or(0).wrapping_add_signed(distance)
+            }
+            Constant::DynamicShared(distance) => dynamic.wrapping_add_signed(distance),
+        };
+        [value; LANES]
+    });
+    let mut run = Run {
+        program,
+        launch,
+        constants: constants.collect(),
+        shared_bytes: dynamic + u64::from(launch.shared_bytes),
+        steps: 0,
+        random: launch.seed,
+        memory,
+        regions: Vec::new(),
+        last: 0,
+        sites: vec![SiteRange::default(); program.sites as usize],
+        reads: Ranges::new(),
+        writes: Ranges::new(),
+    };
+    let outcome = run.blocks();
+    (run.touched(), outcome)
+}
+
+impl Run<'_> {
+    fn blocks(&mut self) -> Result<(), KernelMistake> {
+        let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
+        let order = Order::new(total, self.next_random());
+        let mut started = 0;
+        let mut waiting: VecDeque<Block> = VecDeque::new();
+        let mut spare = Vec::new();
+        loop {
+            // A block that waits for another one, with a loop, makes room for it.
+            let is_new_wanted =
+                waiting.is_empty() || waiting.len() < RESIDENT_MAX && self.next_random() % 2 == 0;
+            let mut block = match waiting.pop_front() {
+                Some(block) if started == total || !is_new_wanted => block,
+                popped => {
+                    waiting.extend(popped);
+                    if started == total {
+                        return Ok(());
+                    }
+                    started += 1;
+                    Block::new(self, order.at(started - 1), spare.pop())
+                }
+            };
+            match block.run(self) {
+                Ok(Progress::Done) => spare.push(block),
+                Ok(Progress::Slow) => waiting.push_back(block),
+                Err(Stopped { mistake, line, thread }) => {
+                    let thread = place(thread.into(), self.launch.block);
+                    return Err(KernelMistake { line, block: block.place, thread, mistake });
+                }
+            }
+        }
+    }
+
+    /// A pseudo-random number (splitmix64 by Steele, Lea and Flood).
+    pub(crate) fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn touched(self) -> Touched {
+        let (mut reads, mut writes) = (self.reads, self.writes);
+        for site in self.sites {
+            if site.is_write { &mut writes } else { &mut reads }.add(site.range());
+        }
+        let finish = |ranges: Ranges| -> Vec<Range<u64>> { ranges.finish() };
+        Touched { reads: finish(reads), writes: finish(writes) }
+    }
+}
+
+/// An order of the numbers below `total`: each step goes on by the same distance, which has no factor in common with `total`.
+struct Order {
+    total: u64,
+    start: u64,
+    step: u64,
+}
+
+impl Order {
+    fn new(total: u64, random: u64) -> Self {
+        let total = total.max(1);
+        let mut step = 1 + random % total;
+        while greatest_divisor(step, total) != 1 {
+            step += 1;
+        }
+        Self { total, start: (random >> 32) % total, step }
+    }
+
+    fn at(&self, index: u64) -> u64 {
+        ((u128::from(self.start) + u128::from(index) * u128::from(self.step)) % u128::from(self.total)) as u64
+    }
+}
+
+fn greatest_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_divisor(b, a % b) }
+}
+
+/// The coordinates of a number in a box of this shape.
+pub(crate) fn place(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(x.max(1)), u64::from(y.max(1)));
+    [number % x, number / x % y, number / x / y].map(|part| part as u32)
+}
+
+/// The blocks that are started at the same time, if they wait for each other.
+const RESIDENT_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_block_comes_once() {
+        for total in [1, 2, 7, 12, 100, 4096] {
+            for random in [0, 1, u64::MAX, 0x1234_5678_9abc_def0] {
+                let order = Order::new(total, random);
+                let mut found: Vec<u64> = (0..total).map(|index| order.at(index)).collect();
+                found.sort_unstable();
+                assert!(found.into_iter().eq(0..total), "{total} {random}");
+            }
+        }
+    }
+}

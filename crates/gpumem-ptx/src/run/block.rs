@@ -1,0 +1,181 @@
+//! A block: its shared memory, its warps, its barriers.
+
+use crate::fault::Mistake;
+use crate::number::LANES;
+use crate::program::{BarrierKind, Op, Vote};
+use crate::run::group::Waiting;
+use crate::run::warp::{Pause, Warp};
+use crate::run::{Run, Stopped, place};
+use core::cell::Cell;
+
+/// A block that has started.
+pub(crate) struct Block {
+    /// Its coordinates in the grid.
+    pub(crate) place: [u32; 3],
+    shared: Vec<Cell<u8>>,
+    warps: Vec<Warp>,
+    barriers: [Arrivals; BARRIERS],
+    /// The warp that runs first in the next round.
+    first: usize,
+}
+
+pub(crate) enum Progress {
+    Done,
+    /// It has run for long, and may be waiting for another block.
+    Slow,
+}
+
+/// What has arrived at a barrier.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Arrivals {
+    threads: u32,
+    /// The threads that the barrier waits for; all if `None`.
+    expected: Option<u32>,
+    /// The threads that voted yes.
+    yes: u32,
+}
+
+/// The barriers of a block.
+pub(crate) const BARRIERS: usize = 16;
+
+/// The steps of a warp in a turn, and of a block.
+const WARP_TURN: u64 = 20_000;
+const BLOCK_TURN: u64 = 4_000_000;
+
+impl Arrivals {
+    pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, yes: u32) {
+        self.threads += threads;
+        self.expected = expected;
+        self.yes += yes;
+    }
+}
+
+impl Block {
+    /// The block of this number. `spare` is a block that is done, whose memory is used again.
+    pub(crate) fn new(run: &mut Run<'_>, number: u64, spare: Option<Self>) -> Self {
+        let shape = run.launch.block;
+        let threads: u32 = shape.into_iter().product();
+        let count = (threads as usize).div_ceil(LANES);
+        let place = place(number, run.launch.grid);
+        let mut block = spare.unwrap_or_else(|| Self {
+            place,
+            shared: Vec::new(),
+            warps: (0..count).map(|_| Warp::default()).collect(),
+            barriers: [Arrivals::default(); BARRIERS],
+            first: 0,
+        });
+        block.place = place;
+        block.barriers = [Arrivals::default(); BARRIERS];
+        block.shared.clear();
+        block.shared.resize(run.shared_bytes as usize, Cell::new(0));
+        block.first = run.next_random() as usize % count.max(1);
+        for (number, warp) in block.warps.iter_mut().enumerate() {
+            warp.start(run, number as u32, threads, place);
+        }
+        block
+    }
+
+    /// Runs the block until it is done, or has run for long.
+    pub(crate) fn run(&mut self, run: &mut Run<'_>) -> Result<Progress, Stopped> {
+        let end = run.steps + BLOCK_TURN;
+        loop {
+            let before = run.steps;
+            let mut is_done = true;
+            let mut is_slow = false;
+            for turn in 0..self.warps.len() {
+                let index = (self.first + turn) % self.warps.len();
+                let warp = &mut self.warps[index];
+                let turn_end = run.steps + WARP_TURN;
+                match warp.run(run, &self.shared, &mut self.barriers, turn_end)? {
+                    Pause::Done => {}
+                    Pause::Waiting => is_done = false,
+                    Pause::Slow => (is_done, is_slow) = (false, true),
+                }
+            }
+            if is_done {
+                return Ok(Progress::Done);
+            }
+            let is_released = self.release(run);
+            if run.steps >= run.launch.steps_max {
+                return Err(self.stopped(run, Mistake::TooLong(run.steps)));
+            }
+            if !is_released && !is_slow && run.steps == before {
+                return Err(self.stuck(run));
+            }
+            if run.steps >= end {
+                return Ok(Progress::Slow);
+            }
+        }
+    }
+
+    /// Opens the barriers at which all have arrived. Returns true if there was one.
+    fn release(&mut self, run: &mut Run<'_>) -> bool {
+        let alive: u32 = self.warps.iter().map(|warp| warp.alive().count_ones()).sum();
+        let mut is_released = false;
+        for number in 0..BARRIERS {
+            let Arrivals { threads, expected, yes } = self.barriers[number];
+            if threads == 0 || threads < expected.unwrap_or(alive) {
+                continue;
+            }
+            is_released = true;
+            self.barriers[number] = Arrivals::default();
+            for warp in &mut self.warps {
+                for index in 0..warp.groups.len() {
+                    let group = &mut warp.groups[index];
+                    if group.waiting != Waiting::Barrier(number as u32) {
+                        continue;
+                    }
+                    group.waiting = Waiting::No;
+                    let (pc, mask, base) = (group.pc, group.mask, group.frame.registers);
+                    group.pc += 1;
+                    if let Op::Barrier(barrier) = &run.program.steps[pc as usize].op
+                        && let BarrierKind::Combine { vote, to, .. } = barrier.kind
+                    {
+                        let value = match vote {
+                            Vote::Count => yes,
+                            Vote::All => u32::from(yes == threads),
+                            _ => u32::from(yes > 0),
+                        };
+                        warp.write(base + to, &[u64::from(value); LANES], mask);
+                    }
+                }
+            }
+        }
+        is_released
+    }
+
+    /// The mistake of a block in which nothing can go on.
+    fn stuck(&self, run: &Run<'_>) -> Stopped {
+        let groups = self.warps.iter().flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
+        let lanes = groups.clone().find(|(_, group)| group.waiting == Waiting::Lanes);
+        let Some((warp, group)) = lanes.or_else(|| groups.clone().next()) else {
+            return Stopped { mistake: Mistake::Deadlock { why: String::new() }, line: 0, thread: 0 };
+        };
+        let why = match group.waiting {
+            Waiting::Barrier(number) => {
+                let arrived = self.barriers[number as usize];
+                let alive: u32 = self.warps.iter().map(|warp| warp.alive().count_ones()).sum();
+                format!(
+                    "{} threads are at barrier {number}, which waits for {}, and no other thread can go on",
+                    arrived.threads,
+                    arrived.expected.unwrap_or(alive)
+                )
+            }
+            _ => "lanes that its mask names are not at the same instruction, and cannot get there".into(),
+        };
+        Stopped {
+            mistake: Mistake::Deadlock { why },
+            line: run.program.steps[group.pc as usize].line,
+            thread: warp.number * LANES as u32 + group.mask.trailing_zeros(),
+        }
+    }
+
+    fn stopped(&self, run: &Run<'_>, mistake: Mistake) -> Stopped {
+        let running = self.warps.iter().find_map(|warp| Some((warp, warp.groups.first()?)));
+        let (line, thread) = running.map_or((0, 0), |(warp, group)| {
+            let line = run.program.steps[group.pc as usize].line;
+            (line, warp.number * LANES as u32 + group.mask.trailing_zeros())
+        });
+        Stopped { mistake, line, thread }
+    }
+}

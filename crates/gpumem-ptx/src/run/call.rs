@@ -1,0 +1,175 @@
+//! Calls and returns: frames, and the values that go between them.
+
+use crate::fault::Mistake;
+use crate::number::Lanes;
+use crate::program::{Call, Callee, FUNCTIONS, Location, Op, Routine};
+use crate::run::Run;
+use crate::run::group::{Frame, Group};
+use crate::run::warp::{Warp, bits, lanes_of};
+use core::cell::Cell;
+
+impl Warp {
+    /// Calls a function for the lanes of a group that call the same one; the others call later. `active` are those that call.
+    pub(crate) fn call(
+        &mut self,
+        run: &Run<'_>,
+        index: usize,
+        active: u32,
+        call: &Call,
+    ) -> Result<(), (Mistake, u32)> {
+        let group = &self.groups[index];
+        let first = active.trailing_zeros();
+        let (routine, mask) = match call.target {
+            Callee::Routine(routine) => (routine, active),
+            Callee::Register(slot) => {
+                let targets =
+                    *lanes_of(&self.registers, &run.constants, &self.specials, group.frame.registers, slot);
+                let target = targets[first as usize];
+                let routine = target.wrapping_sub(FUNCTIONS);
+                if routine == 0 || routine >= run.program.routines.len() as u64 {
+                    return Err((Mistake::WrongTarget(target), first));
+                }
+                let same = bits(active)
+                    .filter(|lane| targets[*lane] == target)
+                    .fold(0, |mask, lane| mask | 1 << lane);
+                (routine as u32, same)
+            }
+        };
+        let callee = &run.program.routines[routine as usize];
+        if callee.parameters.len() != call.arguments.len() || callee.results.len() != call.results.len() {
+            return Err((Mistake::WrongTarget(FUNCTIONS + u64::from(routine)), first));
+        }
+        let (pc, caller) = (group.pc, group.frame);
+        let own = &run.program.routines[caller.routine as usize];
+        let frame = Frame {
+            routine,
+            registers: caller.registers + own.registers,
+            local: caller.local + own.frame_bytes,
+            call: 0,
+        };
+        if group.callers.len() >= CALLS_MAX || frame.local + callee.frame_bytes > LOCAL_BYTES_MAX {
+            return Err((Mistake::StackOverflow, first));
+        }
+        self.make_room(&frame, callee);
+        for (passed, location) in call.arguments.iter().zip(&callee.parameters) {
+            self.pass(run, mask, passed.size_bytes, (passed.from, caller), (*location, frame));
+        }
+        let group = self.split(index, mask);
+        group.callers.push(Frame { call: pc, ..caller });
+        group.frame = frame;
+        group.pc = callee.start;
+        Ok(())
+    }
+
+    /// Returns from a function, or ends the lanes if they are in the kernel itself.
+    pub(crate) fn leave(&mut self, run: &Run<'_>, index: usize, active: u32) {
+        let group = &self.groups[index];
+        let from = group.frame;
+        let Some(&to) = group.callers.last() else { return self.end(index, active) };
+        let routine = &run.program.routines[from.routine as usize];
+        if let Op::Call(call) = &run.program.steps[to.call as usize].op {
+            for (passed, location) in call.results.iter().zip(&routine.results) {
+                self.pass(run, active, passed.size_bytes, (*location, from), (passed.from, to));
+            }
+        }
+        let group = self.split(index, active);
+        group.callers.pop();
+        group.frame = Frame { call: 0, ..to };
+        group.pc = to.call + 1;
+    }
+
+    /// Ends lanes.
+    pub(crate) fn end(&mut self, index: usize, active: u32) {
+        let group = &mut self.groups[index];
+        group.mask &= !active;
+        if group.mask == 0 {
+            self.groups.swap_remove(index);
+        } else {
+            group.pc += 1;
+        }
+    }
+
+    /// Makes a group of the lanes in `mask`, and gives it. The other lanes of the group stay at their place, to get there later.
+    pub(crate) fn split(&mut self, index: usize, mask: u32) -> &mut Group {
+        let rest = self.groups[index].mask & !mask;
+        if rest != 0 {
+            let other = Group { mask: rest, ..self.groups[index].clone() };
+            self.groups.push(other);
+            self.groups[index].mask = mask;
+        }
+        &mut self.groups[index]
+    }
+
+    fn make_room(&mut self, frame: &Frame, callee: &Routine) {
+        let registers = (frame.registers + callee.registers) as usize;
+        if self.registers.len() < registers {
+            self.registers.resize(registers, [0; 32]);
+        }
+        let stride = (frame.local + callee.frame_bytes) as usize;
+        if self.stride < stride {
+            let stride = stride.next_power_of_two();
+            let mut local = vec![Cell::new(0); stride * 32];
+            for lane in 0..32 {
+                let old = &self.local[lane * self.stride..(lane + 1) * self.stride];
+                local[lane * stride..][..self.stride].clone_from_slice(old);
+            }
+            (self.local, self.stride) = (local, stride);
+        }
+    }
+
+    /// Copies a value from one frame to another.
+    fn pass(
+        &mut self,
+        run: &Run<'_>,
+        mask: u32,
+        size_bytes: u32,
+        (from, source): (Location, Frame),
+        (to, target): (Location, Frame),
+    ) {
+        let size = size_bytes as usize;
+        let slot = |warp: &Self, slot| -> Lanes {
+            *lanes_of(&warp.registers, &run.constants, &warp.specials, source.registers, slot)
+        };
+        let place = |warp: &Self, lane: usize, frame: Frame, offset: u64| {
+            lane * warp.stride + (frame.local + offset) as usize
+        };
+        match (from, to) {
+            (Location::Slot(from), Location::Slot(crate::program::Slot::Register(to))) => {
+                let value = slot(self, from);
+                self.write(target.registers + to, &value, mask);
+            }
+            (Location::Slot(from), Location::Frame(offset)) => {
+                let value = slot(self, from);
+                for lane in bits(mask) {
+                    let start = place(self, lane, target, offset);
+                    for (cell, byte) in self.local[start..].iter().zip(value[lane].to_le_bytes()).take(size) {
+                        cell.set(byte);
+                    }
+                }
+            }
+            (Location::Frame(offset), Location::Slot(crate::program::Slot::Register(to))) => {
+                let mut value = [0; 32];
+                for lane in bits(mask) {
+                    let start = place(self, lane, source, offset);
+                    let cells = &self.local[start..][..size.min(8)];
+                    value[lane] =
+                        cells.iter().rev().fold(0, |value, cell| value << 8 | u64::from(cell.get()));
+                }
+                self.write(target.registers + to, &value, mask);
+            }
+            (Location::Frame(from), Location::Frame(to)) => {
+                for lane in bits(mask) {
+                    let (from, to) = (place(self, lane, source, from), place(self, lane, target, to));
+                    for byte in 0..size {
+                        self.local[to + byte].set(self.local[from + byte].get());
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The calls in each other, and the local memory of a thread, at most.
+const CALLS_MAX: usize = 4096;
+const LOCAL_BYTES_MAX: u64 = 512 << 10;

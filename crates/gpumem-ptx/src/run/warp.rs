@@ -1,0 +1,597 @@
+//! A warp: its registers, its groups, and what each instruction does to them.
+
+use crate::fault::Mistake;
+use crate::memory::{get, set};
+use crate::number::integer::{inserted, lop3};
+use crate::number::{Alu, LANES, Lanes};
+use crate::program::{Access, Barrier, BarrierKind, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote};
+use crate::run::access::{ThreadMemory, by_window, element, set_element};
+use crate::run::block::Arrivals;
+use crate::run::group::{self, Group, Waiting};
+use crate::run::{Run, Stopped, place};
+use core::cell::Cell;
+
+/// A warp of a block.
+#[derive(Default)]
+pub(crate) struct Warp {
+    pub(crate) number: u32,
+    pub(crate) registers: Vec<Lanes>,
+    pub(crate) specials: Vec<Lanes>,
+    /// The local memory of its threads, `stride` bytes each.
+    pub(crate) local: Vec<Cell<u8>>,
+    pub(crate) stride: usize,
+    pub(crate) groups: Vec<Group>,
+    /// Any group may run next, because one of them may wait for another in a loop.
+    is_any_next: bool,
+}
+
+pub(crate) enum Pause {
+    Done,
+    Waiting,
+    Slow,
+}
+
+/// What becomes of a group after an instruction.
+enum Flow {
+    Next,
+    /// The groups have changed.
+    Changed,
+}
+
+type Failed = (Mistake, u32);
+
+/// The lanes of a mask.
+pub(crate) fn bits(mask: u32) -> impl Iterator<Item = usize> + Clone {
+    let mut rest = mask;
+    core::iter::from_fn(move || {
+        let lane = rest.trailing_zeros();
+        rest &= rest.wrapping_sub(1);
+        (lane < 32).then_some(lane as usize)
+    })
+}
+
+/// The values of an operand.
+#[inline]
+pub(crate) fn lanes_of<'a>(
+    registers: &'a [Lanes],
+    constants: &'a [Lanes],
+    specials: &'a [Lanes],
+    base: u32,
+    slot: Slot,
+) -> &'a Lanes {
+    match slot {
+        Slot::Register(register) => &registers[(base + register) as usize],
+        Slot::Constant(constant) => &constants[constant as usize],
+        Slot::Special(special) => &specials[special as usize],
+    }
+}
+
+impl Warp {
+    /// Begins with the threads of this number.
+    pub(crate) fn start(&mut self, run: &Run<'_>, number: u32, threads: u32, block: [u32; 3]) {
+        let routine = &run.program.routines[0];
+        self.number = number;
+        self.registers.clear();
+        self.registers.resize(routine.registers as usize, [0; LANES]);
+        self.stride = routine.frame_bytes as usize;
+        self.local.clear();
+        self.local.resize(self.stride * LANES, Cell::new(0));
+        self.specials.clear();
+        self.specials
+            .extend(run.program.specials.iter().map(|special| self::special(*special, run, number, block)));
+        let lanes = (threads - number * LANES as u32).min(LANES as u32);
+        let mask = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
+        self.groups.clear();
+        self.groups.push(Group::new(mask, routine.start));
+        self.is_any_next = false;
+    }
+
+    /// The lanes that have not ended.
+    pub(crate) fn alive(&self) -> u32 {
+        self.groups.iter().fold(0, |mask, group| mask | group.mask)
+    }
+
+    pub(crate) fn write(&mut self, register: u32, value: &Lanes, mask: u32) {
+        let target = &mut self.registers[register as usize];
+        if mask == u32::MAX {
+            *target = *value;
+        } else {
+            for lane in 0..LANES {
+                if mask >> lane & 1 == 1 {
+                    target[lane] = value[lane];
+                }
+            }
+        }
+    }
+
+    /// Runs until all lanes have ended or wait, or the run has taken `end` steps.
+    pub(crate) fn run(
+        &mut self,
+        run: &mut Run<'_>,
+        shared: &[Cell<u8>],
+        barriers: &mut [Arrivals],
+        end: u64,
+    ) -> Result<Pause, Stopped> {
+        let program = run.program;
+        loop {
+            group::join(&mut self.groups);
+            let Some(mut index) = group::next(&self.groups) else {
+                return Ok(if self.groups.is_empty() { Pause::Done } else { Pause::Waiting });
+            };
+            if self.is_any_next {
+                self.is_any_next = false;
+                let runnable =
+                    self.groups.iter().enumerate().filter(|(_, group)| group.waiting == Waiting::No);
+                let runnable: Vec<usize> = runnable.map(|(index, _)| index).collect();
+                index = runnable[run.next_random() as usize % runnable.len()];
+            }
+            let stop = group::meeting(&self.groups, index);
+            let Group { mut pc, mask, frame, .. } = self.groups[index];
+            let base = frame.registers;
+            loop {
+                if run.steps >= end {
+                    self.groups[index].pc = pc;
+                    self.is_any_next = true;
+                    return Ok(Pause::Slow);
+                }
+                run.steps += 1;
+                let step = &program.steps[pc as usize];
+                let active = match step.guard {
+                    None => mask,
+                    Some(guard) => {
+                        let holds = set_lanes(&self.registers[(base + guard.register) as usize]);
+                        mask & if guard.is_negated { !holds } else { holds }
+                    }
+                };
+                match &step.op {
+                    Op::Alu { function, to, inputs } => {
+                        if active != 0 {
+                            let input = |index: usize| {
+                                lanes_of(&self.registers, &run.constants, &self.specials, base, inputs[index])
+                            };
+                            let value = match function {
+                                Alu::One(f) => f(input(0)),
+                                Alu::Two(f) => f(input(0), input(1)),
+                                Alu::Three(f) => f(input(0), input(1), input(2)),
+                            };
+                            self.write(base + to, &value, active);
+                        }
+                        pc += 1;
+                    }
+                    Op::Branch { target } if active == mask => pc = *target,
+                    _ if active == 0 => pc += 1,
+                    op => {
+                        self.groups[index].pc = pc;
+                        let flow = self.other(run, (shared, barriers), (index, active), op);
+                        match flow.map_err(|(mistake, lane)| Stopped {
+                            mistake,
+                            line: step.line,
+                            thread: self.number * LANES as u32 + lane,
+                        })? {
+                            Flow::Next => pc += 1,
+                            Flow::Changed => break,
+                        }
+                    }
+                }
+                if pc >= stop {
+                    self.groups[index].pc = pc;
+                    break;
+                }
+            }
+        }
+    }
+
+    fn lanes<'a>(&'a self, run: &'a Run<'_>, base: u32, slot: Slot) -> &'a Lanes {
+        lanes_of(&self.registers, &run.constants, &self.specials, base, slot)
+    }
+
+    /// Does an instruction for the lanes `active`, of which there is at least one.
+    fn other(
+        &mut self,
+        run: &mut Run<'_>,
+        (shared, barriers): (&[Cell<u8>], &mut [Arrivals]),
+        (index, active): (usize, u32),
+        op: &Op,
+    ) -> Result<Flow, Failed> {
+        let Group { pc, mask, frame, .. } = self.groups[index];
+        let base = frame.registers;
+        match op {
+            Op::Alu { .. } => {}
+            Op::Logic { to, inputs, table } => {
+                let [a, b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
+                let value = core::array::from_fn(|lane| {
+                    u64::from(lop3(a[lane] as u32, b[lane] as u32, c[lane] as u32, *table))
+                });
+                self.write(base + to, &value, active);
+            }
+            Op::Insert { to, inputs, width } => {
+                let [a, b, at, len] = inputs.map(|slot| *self.lanes(run, base, slot));
+                let value = core::array::from_fn(|lane| {
+                    inserted(a[lane], b[lane], at[lane] as u32, len[lane] as u32, *width)
+                });
+                self.write(base + to, &value, active);
+            }
+            Op::FrameAddress { to, offset_bytes } => {
+                self.write(base + to, &[frame.local.wrapping_add(*offset_bytes); LANES], active);
+            }
+            Op::Load { to, from } => self.load(run, shared, active, (to, from, frame.local), base)?,
+            Op::Store { values, to } => self.store(run, shared, active, (values, to, frame.local), base)?,
+            Op::Atomic { function, to, at, inputs } => {
+                let addresses = *self.lanes(run, base, at.at);
+                let [b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
+                for lane in bits(active) {
+                    let address = addresses[lane].wrapping_add_signed(at.offset_bytes);
+                    let thread = thread_memory(&self.local, self.stride, lane, shared, frame.local);
+                    let cells =
+                        run.cells(at, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
+                    let old = get(cells);
+                    set(cells, function(old, b[lane], c[lane]));
+                    if let Some(to) = to {
+                        self.registers[(base + to) as usize][lane] = old;
+                    }
+                }
+            }
+            Op::Copy { to, from, size_bytes, source_bytes } => {
+                let [targets, sources] = [to.at, from.at].map(|slot| *self.lanes(run, base, slot));
+                let lens = source_bytes.map(|slot| *self.lanes(run, base, slot));
+                for lane in bits(active) {
+                    let failed = |mistake| (mistake, lane as u32);
+                    let len = lens.map_or(*size_bytes, |lens| (lens[lane] as u32).min(*size_bytes)) as usize;
+                    let mut bytes = [0; 16];
+                    let thread = thread_memory(&self.local, self.stride, lane, shared, frame.local);
+                    if len > 0 {
+                        let source = sources[lane].wrapping_add_signed(from.offset_bytes);
+                        let cells = run.cells(from, source, &thread, false).map_err(failed)?;
+                        bytes.iter_mut().zip(&cells[..len]).for_each(|(byte, cell)| *byte = cell.get());
+                    }
+                    let target = targets[lane].wrapping_add_signed(to.offset_bytes);
+                    let cells = run.cells(to, target, &thread, true).map_err(failed)?;
+                    cells.iter().zip(bytes).for_each(|(cell, byte)| cell.set(byte));
+                }
+            }
+            Op::Branch { target } => {
+                // Some lanes branch, and some do not.
+                let group = &mut self.groups[index];
+                group.pc = *target;
+                let rest = Group { mask: mask & !active, pc: pc + 1, ..group.clone() };
+                group.mask = active;
+                self.groups.push(rest);
+                return Ok(Flow::Changed);
+            }
+            Op::BranchTable { targets, index: slot } => {
+                let numbers = *self.lanes(run, base, *slot);
+                let first = active.trailing_zeros();
+                let number = numbers[first as usize];
+                let target = usize::try_from(number).ok().and_then(|number| targets.get(number));
+                let target = *target.ok_or((Mistake::WrongTarget(number), first))?;
+                let same = bits(active)
+                    .filter(|lane| numbers[*lane] == number)
+                    .fold(0, |mask, lane| mask | 1 << lane);
+                self.split_guarded(index, active);
+                self.split(index, same).pc = target;
+                return Ok(Flow::Changed);
+            }
+            Op::Call(call) => {
+                self.split_guarded(index, active);
+                self.call(run, index, active, call)?;
+                return Ok(Flow::Changed);
+            }
+            Op::Return => {
+                self.split_guarded(index, active);
+                self.leave(run, index, active);
+                return Ok(Flow::Changed);
+            }
+            Op::Exit => {
+                self.split_guarded(index, active);
+                self.end(index, active);
+                return Ok(Flow::Changed);
+            }
+            Op::Trap => return Err((Mistake::Trap, active.trailing_zeros())),
+            Op::Barrier(barrier) => return self.barrier(run, barriers, index, active, barrier),
+            Op::WarpBarrier { mask } => {
+                let named = *self.lanes(run, base, *mask);
+                if self.lacks_lanes(index, active, Some(&named)) {
+                    return Ok(Flow::Changed);
+                }
+            }
+            Op::Shuffle(shuffle) => {
+                let named = shuffle.mask.map(|slot| *self.lanes(run, base, slot));
+                if self.lacks_lanes(index, active, named.as_ref()) {
+                    return Ok(Flow::Changed);
+                }
+                self.shuffle(run, base, active, shuffle);
+            }
+            Op::Vote { kind, to, input, mask } => {
+                let named = mask.map(|slot| *self.lanes(run, base, slot));
+                if self.lacks_lanes(index, active, named.as_ref()) {
+                    return Ok(Flow::Changed);
+                }
+                let yes = set_lanes(self.lanes(run, base, *input));
+                let value = by_mask(active, named.as_ref(), |lanes| {
+                    let yes = yes & lanes;
+                    match kind {
+                        Vote::All => u32::from(yes == lanes),
+                        Vote::Any => u32::from(yes != 0),
+                        Vote::Uniform => u32::from(yes == 0 || yes == lanes),
+                        Vote::Ballot => yes,
+                        Vote::Count => yes.count_ones(),
+                    }
+                });
+                self.write(base + to, &value, active);
+            }
+            Op::MatchAny { to, input, mask } => {
+                let named = *self.lanes(run, base, *mask);
+                if self.lacks_lanes(index, active, Some(&named)) {
+                    return Ok(Flow::Changed);
+                }
+                let values = *self.lanes(run, base, *input);
+                let value = core::array::from_fn(|lane| {
+                    let lanes = active & named[lane] as u32;
+                    bits(lanes)
+                        .filter(|other| values[*other] == values[lane])
+                        .fold(0, |mask, lane| mask | 1 << lane)
+                });
+                self.write(base + to, &value, active);
+            }
+            Op::MatchAll { to, is_equal, input, mask } => {
+                let named = *self.lanes(run, base, *mask);
+                if self.lacks_lanes(index, active, Some(&named)) {
+                    return Ok(Flow::Changed);
+                }
+                let values = *self.lanes(run, base, *input);
+                let equal: Lanes = core::array::from_fn(|lane| {
+                    let lanes = active & named[lane] as u32;
+                    if bits(lanes).all(|other| values[other] == values[lane]) { u64::from(lanes) } else { 0 }
+                });
+                if let Some(to) = to {
+                    self.write(base + to, &equal, active);
+                }
+                if let Some(is_equal) = is_equal {
+                    self.write(base + is_equal, &equal.map(|lanes| u64::from(lanes != 0)), active);
+                }
+            }
+            Op::Reduce { function, to, input, mask } => {
+                let named = *self.lanes(run, base, *mask);
+                if self.lacks_lanes(index, active, Some(&named)) {
+                    return Ok(Flow::Changed);
+                }
+                let values = *self.lanes(run, base, *input);
+                let value = core::array::from_fn(|lane| {
+                    bits(active & named[lane] as u32).map(|lane| values[lane]).reduce(function).unwrap_or(0)
+                });
+                self.write(base + to, &value, active);
+            }
+            Op::Elect { to, is_elected, mask } => {
+                let named = *self.lanes(run, base, *mask);
+                if self.lacks_lanes(index, active, Some(&named)) {
+                    return Ok(Flow::Changed);
+                }
+                let leader = by_mask(active, Some(&named), u32::trailing_zeros);
+                if let Some(to) = to {
+                    self.write(base + to, &leader, active);
+                }
+                if let Some(is_elected) = is_elected {
+                    let value = core::array::from_fn(|lane| u64::from(leader[lane] == lane as u64));
+                    self.write(base + is_elected, &value, active);
+                }
+            }
+            Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
+            Op::Clock { to, bytes } => {
+                let now = if *bytes == 4 { run.steps & 0xffff_ffff } else { run.steps };
+                self.write(base + to, &[now; LANES], active);
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Sends the lanes of a group for which the guard does not hold on to the next instruction.
+    fn split_guarded(&mut self, index: usize, active: u32) {
+        let group = &mut self.groups[index];
+        if group.mask != active {
+            let rest = Group { mask: group.mask & !active, pc: group.pc + 1, ..group.clone() };
+            group.mask = active;
+            self.groups.push(rest);
+        }
+    }
+
+    /// True if lanes that an instruction names are elsewhere: then the group waits for them.
+    fn lacks_lanes(&mut self, index: usize, active: u32, named: Option<&Lanes>) -> bool {
+        let Some(named) = named else { return false };
+        if active == self.groups[index].mask && self.groups.len() == 1 {
+            return false;
+        }
+        let alive = self.alive();
+        let wanted = bits(active).fold(0, |mask, lane| mask | named[lane] as u32) & alive;
+        if wanted & !active == 0 {
+            return false;
+        }
+        self.split_guarded(index, active);
+        self.groups[index].waiting = Waiting::Lanes;
+        true
+    }
+
+    fn barrier(
+        &mut self,
+        run: &Run<'_>,
+        barriers: &mut [Arrivals],
+        index: usize,
+        active: u32,
+        barrier: &Barrier,
+    ) -> Result<Flow, Failed> {
+        let base = self.groups[index].frame.registers;
+        let first = active.trailing_zeros();
+        let number = self.lanes(run, base, barrier.number)[first as usize];
+        let missing = self.alive() & !active;
+        if barrier.is_aligned && missing != 0 {
+            let thread = u64::from(self.number) * LANES as u64 + u64::from(missing.trailing_zeros());
+            let missing = place(thread, run.launch.block);
+            return Err((Mistake::Divergence { number: number as u32, missing }, first));
+        }
+        let expected = barrier.count.map(|count| self.lanes(run, base, count)[first as usize] as u32);
+        let yes = match barrier.kind {
+            BarrierKind::Combine { input, .. } => set_lanes(self.lanes(run, base, input)) & active,
+            _ => 0,
+        };
+        let Some(arrivals) = barriers.get_mut(number as usize) else {
+            return Err((Mistake::WrongTarget(number), first));
+        };
+        // A stated number of threads counts whole warps.
+        let threads =
+            if expected.is_some() && barrier.is_aligned { LANES as u32 } else { active.count_ones() };
+        arrivals.arrive(threads, expected, yes.count_ones());
+        if matches!(barrier.kind, BarrierKind::Arrive) {
+            return Ok(Flow::Next);
+        }
+        self.split_guarded(index, active);
+        self.groups[index].waiting = Waiting::Barrier(number as u32);
+        Ok(Flow::Changed)
+    }
+
+    fn load(
+        &mut self,
+        run: &mut Run<'_>,
+        shared: &[Cell<u8>],
+        active: u32,
+        (to, from, local): (&[Option<u32>], &Access, u64),
+        base: u32,
+    ) -> Result<(), Failed> {
+        let addresses = *self.lanes(run, base, from.at);
+        for lane in bits(active) {
+            let failed = |mistake| (mistake, lane as u32);
+            let address = addresses[lane].wrapping_add_signed(from.offset_bytes);
+            let parameter = match from.space {
+                Memory::Parameters => Some(address),
+                Memory::Generic => match by_window(address) {
+                    (Memory::Parameters, address) => Some(address),
+                    _ => None,
+                },
+                _ => None,
+            };
+            if let Some(address) = parameter {
+                for (index, to) in to.iter().enumerate().filter_map(|(index, to)| Some((index, (*to)?))) {
+                    let value = run.parameter(from, address, index as u8).map_err(failed)?;
+                    self.registers[(base + to) as usize][lane] = value;
+                }
+                continue;
+            }
+            let thread = thread_memory(&self.local, self.stride, lane, shared, local);
+            let cells = run.cells(from, address, &thread, false).map_err(failed)?;
+            if let [Some(to)] = to {
+                self.registers[(base + to) as usize][lane] = get(cells);
+                continue;
+            }
+            for (index, to) in to.iter().enumerate() {
+                if let Some(to) = to {
+                    self.registers[(base + to) as usize][lane] = element(cells, index, from.bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store(
+        &mut self,
+        run: &mut Run<'_>,
+        shared: &[Cell<u8>],
+        active: u32,
+        (values, to, local): (&[Slot], &Access, u64),
+        base: u32,
+    ) -> Result<(), Failed> {
+        let addresses = *self.lanes(run, base, to.at);
+        for lane in bits(active) {
+            let address = addresses[lane].wrapping_add_signed(to.offset_bytes);
+            let thread = thread_memory(&self.local, self.stride, lane, shared, local);
+            let cells = run.cells(to, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
+            for (index, value) in values.iter().enumerate() {
+                let value = lanes_of(&self.registers, &run.constants, &self.specials, base, *value)[lane];
+                set_element(cells, index, to.bytes, value);
+            }
+        }
+        Ok(())
+    }
+
+    fn shuffle(&mut self, run: &Run<'_>, base: u32, active: u32, shuffle: &Shuffle) {
+        let [input, by, limits] =
+            [shuffle.input, shuffle.lane, shuffle.limits].map(|slot| *self.lanes(run, base, slot));
+        let mut value = [0; LANES];
+        let mut valid = [0; LANES];
+        for lane in bits(active) {
+            let (by, limit, segment) =
+                (by[lane] as u32 & 31, limits[lane] as u32 & 31, limits[lane] as u32 >> 8 & 31);
+            let own = lane as u32;
+            let (low, high) = (own & segment, own & segment | limit & !segment);
+            let (source, is_valid) = match shuffle.kind {
+                ShuffleKind::Up => (own.wrapping_sub(by), own as i32 - by as i32 >= high as i32),
+                ShuffleKind::Down => (own + by, own + by <= high),
+                ShuffleKind::Butterfly => (own ^ by, own ^ by <= high),
+                ShuffleKind::Index => (low | by & !segment, low | by & !segment <= high),
+            };
+            let source = if is_valid { source & 31 } else { own };
+            value[lane] = input[source as usize];
+            valid[lane] = u64::from(is_valid);
+        }
+        self.write(base + shuffle.to, &value, active);
+        if let Some(is_valid) = shuffle.is_valid {
+            self.write(base + is_valid, &valid, active);
+        }
+    }
+}
+
+fn thread_memory<'b>(
+    local: &'b [Cell<u8>],
+    stride: usize,
+    lane: usize,
+    shared: &'b [Cell<u8>],
+    frame: u64,
+) -> ThreadMemory<'b> {
+    ThreadMemory { shared, local: &local[lane * stride..(lane + 1) * stride], frame }
+}
+
+/// The lanes of which a predicate is set.
+fn set_lanes(predicate: &Lanes) -> u32 {
+    predicate.iter().enumerate().fold(0, |mask, (lane, value)| mask | ((value & 1) as u32) << lane)
+}
+
+/// A value for each lane, of the lanes that take part with it.
+fn by_mask(active: u32, named: Option<&Lanes>, f: impl Fn(u32) -> u32) -> Lanes {
+    match named {
+        None => [u64::from(f(active)); LANES],
+        Some(named) => {
+            let mut known = (0, 0);
+            core::array::from_fn(|lane| {
+                let lanes = active & named[lane] as u32;
+                if known.0 != lanes {
+                    known = (lanes, f(lanes));
+                }
+                u64::from(known.1)
+            })
+        }
+    }
+}
+
+/// The values of a special register.
+fn special(special: Special, run: &Run<'_>, warp: u32, block: [u32; 3]) -> Lanes {
+    let launch = &run.launch;
+    let of_lanes = |f: &dyn Fn(u32) -> u32| core::array::from_fn(|lane| u64::from(f(lane as u32)));
+    let threads: u32 = launch.block.into_iter().product();
+    match special {
+        Special::Thread(axis) => {
+            of_lanes(&|lane| place(u64::from(warp * LANES as u32 + lane), launch.block)[usize::from(axis)])
+        }
+        Special::BlockSize(axis) => of_lanes(&|_| launch.block[usize::from(axis)]),
+        Special::Block(axis) => of_lanes(&|_| block[usize::from(axis)]),
+        Special::GridSize(axis) => of_lanes(&|_| launch.grid[usize::from(axis)]),
+        Special::Lane => of_lanes(&|lane| lane),
+        Special::Warp => of_lanes(&|_| warp),
+        Special::WarpCount => of_lanes(&|_| threads.div_ceil(LANES as u32)),
+        Special::Multiprocessor | Special::Zero | Special::Grid => [0; LANES],
+        Special::MultiprocessorCount | Special::One => [1; LANES],
+        Special::LanesEqual => of_lanes(&|lane| 1 << lane),
+        Special::LanesLess => of_lanes(&|lane| (1 << lane) - 1),
+        Special::LanesLessEqual => of_lanes(&|lane| u32::MAX >> (31 - lane)),
+        Special::LanesGreater => of_lanes(&|lane| !(u32::MAX >> (31 - lane))),
+        Special::LanesGreaterEqual => of_lanes(&|lane| !((1 << lane) - 1)),
+        Special::DynamicSharedBytes => of_lanes(&|_| launch.shared_bytes),
+        Special::TotalSharedBytes => of_lanes(&|_| run.shared_bytes as u32),
+    }
+}

@@ -1,0 +1,213 @@
+//! A module as it is written: variables, functions, instructions. Names of registers and of variables in bodies are resolved. Pure.
+
+use crate::error::Place;
+
+/// The type of a register, an element or an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Type {
+    Pred,
+    B8,
+    B16,
+    B32,
+    B64,
+    B128,
+    U8,
+    U16,
+    U32,
+    U64,
+    S8,
+    S16,
+    S32,
+    S64,
+    F16,
+    F16x2,
+    Bf16,
+    Bf16x2,
+    F32,
+    F64,
+}
+
+const TYPES: [(&str, Type); 20] = [
+    ("pred", Type::Pred),
+    ("b8", Type::B8),
+    ("b16", Type::B16),
+    ("b32", Type::B32),
+    ("b64", Type::B64),
+    ("b128", Type::B128),
+    ("u8", Type::U8),
+    ("u16", Type::U16),
+    ("u32", Type::U32),
+    ("u64", Type::U64),
+    ("s8", Type::S8),
+    ("s16", Type::S16),
+    ("s32", Type::S32),
+    ("s64", Type::S64),
+    ("f16", Type::F16),
+    ("f16x2", Type::F16x2),
+    ("bf16", Type::Bf16),
+    ("bf16x2", Type::Bf16x2),
+    ("f32", Type::F32),
+    ("f64", Type::F64),
+];
+
+impl Type {
+    /// The type of this name, without its dot.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        TYPES.iter().find(|(known, _)| *known == name).map(|(_, of)| *of)
+    }
+
+    /// The size in bytes. A predicate is counted as one.
+    pub(crate) fn bytes(self) -> u32 {
+        match self {
+            Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
+            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
+            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 => 4,
+            Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
+            Self::B128 => 16,
+        }
+    }
+
+    pub(crate) fn is_signed(self) -> bool {
+        matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
+    }
+
+    /// True for numbers with a fraction, packed pairs not included.
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+}
+
+/// A kind of memory that a variable or an access names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Space {
+    Generic,
+    Global,
+    Const,
+    Shared,
+    Local,
+    Param,
+}
+
+impl Space {
+    /// The space of this name, without its dot.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        match name {
+            "global" => Some(Self::Global),
+            "const" => Some(Self::Const),
+            "shared" | "shared::cta" => Some(Self::Shared),
+            "local" => Some(Self::Local),
+            "param" | "param::entry" | "param::func" => Some(Self::Param),
+            _ => None,
+        }
+    }
+}
+
+/// A variable in memory, or a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) space: Space,
+    pub(crate) element: Type,
+    pub(crate) align_bytes: u64,
+    pub(crate) size_bytes: u64,
+    /// Without a size of its own, or without a definition in this module.
+    pub(crate) is_extern: bool,
+    pub(crate) initial: Vec<Datum>,
+    pub(crate) place: Place,
+}
+
+/// A part of a variable's initial contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Datum {
+    pub(crate) offset_bytes: u64,
+    pub(crate) size_bytes: u32,
+    pub(crate) value: DatumValue,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DatumValue {
+    Bits(u64),
+    /// The address of a variable plus a distance.
+    Address(String, i64),
+}
+
+/// A parameter or a result of a function.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Formal {
+    Register(u32),
+    /// The number of a variable of the function.
+    Variable(u32),
+}
+
+/// A kernel or a function.
+#[derive(Clone, Debug)]
+pub(crate) struct Function<'t> {
+    pub(crate) name: &'t str,
+    pub(crate) is_entry: bool,
+    pub(crate) results: Vec<Formal>,
+    pub(crate) parameters: Vec<Formal>,
+    /// The types of its registers.
+    pub(crate) registers: Vec<Type>,
+    /// Its parameters, and the variables in its body.
+    pub(crate) variables: Vec<Variable>,
+    /// `None` for a declaration.
+    pub(crate) body: Option<Vec<Statement<'t>>>,
+    /// Numbers behind directives such as `.maxntid`.
+    pub(crate) limits: Vec<(&'t str, Vec<u64>)>,
+    pub(crate) place: Place,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Statement<'t> {
+    /// A label in a scope.
+    Label(&'t str, u32),
+    /// A label of a list of labels.
+    Targets(&'t str, u32, Vec<&'t str>),
+    Instruction(Instruction<'t>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction<'t> {
+    pub(crate) opcode: &'t str,
+    /// A predicate, and whether it is negated.
+    pub(crate) guard: Option<(u32, bool)>,
+    pub(crate) operands: Vec<Operand<'t>>,
+    pub(crate) place: Place,
+    pub(crate) scope: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Operand<'t> {
+    Register(u32),
+    /// A negated predicate.
+    Not(u32),
+    /// A predicate or result, and a second one.
+    Pair(Option<u32>, Option<u32>),
+    Special(&'t str),
+    Integer(u64),
+    Single(u32),
+    Double(u64),
+    /// A variable of the function, by its number, plus a distance.
+    Variable(u32, i64),
+    /// A name of the module or a label, plus a distance.
+    Symbol(&'t str, i64),
+    Vector(Vec<Operand<'t>>),
+    /// In brackets: a base plus a distance.
+    Address(Box<Operand<'t>>, i64),
+    /// In parentheses.
+    List(Vec<Operand<'t>>),
+    /// `_`
+    Sink,
+}
+
+/// A whole text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Source<'t> {
+    pub(crate) version: (u32, u32),
+    /// The compute capability, 70 for `sm_70`.
+    pub(crate) target: u32,
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) functions: Vec<Function<'t>>,
+    /// The parents of the scopes of labels. Scope 0 has none.
+    pub(crate) scopes: Vec<u32>,
+}

@@ -1,0 +1,98 @@
+//! Branches, barriers and calls.
+
+use crate::support::{kernel, launch, module, run, run_touching};
+use gpumem_ptx::Mistake;
+
+const AT_THREAD: &str = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd1, %rd0;";
+
+/// Each lane goes around a loop as often as its number says, and all meet behind it.
+#[test]
+fn lanes_that_leave_a_loop_meet_again() {
+    let lines = "mov.u32 %r1, 0; mov.u32 %r2, 0;\nLOOP: setp.ge.u32 %p0, %r2, %r0; @%p0 bra DONE;\n\
+                 add.u32 %r1, %r1, %r2; add.u32 %r2, %r2, 1; bra LOOP;\n\
+                 DONE: activemask.b32 %r3; popc.b32 %r3, %r3; mad.lo.u32 %r1, %r3, 1000, %r1;\nst.global.u32 [%rd1], %r1;";
+    let found = run(&format!("{AT_THREAD}{lines}"), 40, 40).unwrap();
+    let sum = |n: u32| n * n.saturating_sub(1) / 2;
+    assert!(found.into_iter().eq((0..40).map(|n| sum(n) + if n < 32 { 32_000 } else { 8_000 })));
+}
+
+#[test]
+fn a_table_of_branches() {
+    let lines = "and.b32 %r1, %r0, 3;\nTABLE: .branchtargets A, B, C, A;\nbrx.idx %r1, TABLE;\n\
+                 A: mov.u32 %r2, 10; bra END;\nB: mov.u32 %r2, 20; bra END;\nC: mov.u32 %r2, 30;\nEND: st.global.u32 [%rd1], %r2;";
+    let found = run(&format!("{AT_THREAD}{lines}"), 8, 8).unwrap();
+    assert_eq!(found, [10, 20, 30, 10, 10, 20, 30, 10]);
+}
+
+/// A sum over a block through shared memory.
+#[test]
+fn warps_meet_at_barriers() {
+    let lines = ".shared .align 4 .b8 slots[1024];\nshl.b32 %r1, %r0, 2; mov.u32 %r2, slots; add.u32 %r1, %r1, %r2;\n\
+                 st.shared.u32 [%r1], %r0; bar.sync 0;\nsetp.ne.u32 %p0, %r0, 0; @%p0 bra END;\nmov.u32 %r3, 0; mov.u32 %r4, 0;\n\
+                 NEXT: ld.shared.u32 %r5, [%r2]; add.u32 %r3, %r3, %r5; add.u32 %r2, %r2, 4; add.u32 %r4, %r4, 1;\n\
+                 setp.lt.u32 %p1, %r4, 256; @%p1 bra NEXT;\nst.global.u32 [%rd0], %r3;\nEND:";
+    assert_eq!(run(&format!("{AT_THREAD}{lines}"), 256, 256).unwrap()[0], 255 * 128);
+    let lines = "setp.lt.u32 %p0, %r0, 50; bar.red.popc.u32 %r1, 0, %p0; st.global.u32 [%rd1], %r1;";
+    assert_eq!(run(&format!("{AT_THREAD}{lines}"), 100, 100).unwrap(), [50; 100]);
+}
+
+#[test]
+fn functions_have_frames_of_their_own() {
+    let text = format!(
+        ".func (.param .b32 result) fib(.param .b32 n) {{\n.reg .pred %p<2>; .reg .b32 %r<8>;\nld.param.u32 %r0, [n];\n\
+         setp.lt.u32 %p0, %r0, 2; @%p0 bra SMALL;\n\
+         {{ .param .b32 a; .param .b32 b; sub.u32 %r1, %r0, 1; st.param.b32 [a], %r1; call.uni (b), fib, (a); ld.param.b32 %r2, [b]; }}\n\
+         {{ .param .b32 a; .param .b32 b; sub.u32 %r1, %r0, 2; st.param.b32 [a], %r1; call.uni (b), fib, (a); ld.param.b32 %r3, [b]; }}\n\
+         add.u32 %r0, %r2, %r3;\nSMALL: st.param.b32 [result], %r0; ret;\n}}\n{}",
+        kernel(&format!(
+            "{AT_THREAD}\n{{ .param .b32 a; .param .b32 b; st.param.b32 [a], %r0; call.uni (b), fib, (a); ld.param.b32 %r1, [b]; }}\n\
+             st.global.u32 [%rd1], %r1;"
+        ))
+    );
+    let (memory, address, outcome) = run_touching(&text, 12, 12);
+    outcome.unwrap();
+    assert_eq!(memory.words(address), [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89]);
+}
+
+/// Each lane may call another function.
+#[test]
+fn pointers_to_functions() {
+    let text = format!(
+        ".func (.reg .b32 %y) one(.reg .b32 %x) {{ add.u32 %y, %x, 1; ret; }}\n\
+         .func (.reg .b32 %y) two(.reg .b32 %x) {{ add.u32 %y, %x, 2; ret; }}\n{}",
+        kernel(&format!(
+            "{AT_THREAD}\nand.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; mov.u64 %rd2, one; mov.u64 %rd3, two;\n\
+             selp.b64 %rd2, %rd2, %rd3, %p0;\nP: .callprototype (.reg .b32 _) _ (.reg .b32 _);\n\
+             call (%r2), %rd2, (%r0), P;\nst.global.u32 [%rd1], %r2;"
+        ))
+    );
+    let (memory, address, outcome) = run_touching(&text, 4, 4);
+    outcome.unwrap();
+    assert_eq!(memory.words(address), [1, 3, 3, 5]);
+}
+
+/// A lane waits in a loop for another one of its warp, and a block for another block.
+#[test]
+fn who_waits_in_a_loop_lets_others_run() {
+    let lines = "setp.eq.u32 %p0, %r0, 1; @%p0 bra SET;\nWAIT: ld.volatile.global.u32 %r1, [%rd0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT;\n\
+                 bra END;\nSET: atom.global.add.u32 %r2, [%rd0], 1;\nEND:";
+    assert_eq!(run(&format!("{AT_THREAD}{lines}"), 2, 2).unwrap()[0], 1);
+    let text = kernel(
+        "mov.u32 %r0, %ctaid.x; WAIT: ld.volatile.global.u32 %r1, [%rd0]; setp.ne.u32 %p0, %r1, %r0; @%p0 bra WAIT;\n\
+         add.u32 %r1, %r1, 1; st.global.u32 [%rd0], %r1;",
+    );
+    let module = module(&text);
+    let mut memory = crate::support::Memory::default();
+    let address = memory.alloc(&[0]);
+    let parameters = address.to_le_bytes();
+    let launch = gpumem_ptx::Launch { steps_max: 1 << 32, ..launch(&parameters, 3, 1) };
+    let (_, outcome) = module.entry("k").unwrap().run(launch, &memory);
+    outcome.unwrap();
+    assert_eq!(memory.words(address), [3]);
+}
+
+#[test]
+fn a_loop_without_an_end_is_stopped() {
+    let mistake = run("LOOP: bra LOOP;", 1, 1).unwrap_err();
+    assert!(matches!(mistake.mistake, Mistake::TooLong(_)), "{mistake}");
+}

@@ -1,0 +1,109 @@
+//! Texts: every kernel of the repository, what is refused, and hostile ones.
+
+use gpumem_ptx::{Module, PtxProblem};
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+
+/// The PTX files of a folder and those in it.
+fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("target") {
+            texts(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "ptx") {
+            found.push(path);
+        }
+    }
+}
+
+/// A packaged crate is built without the other crates beside it.
+fn repository() -> Vec<String> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = Vec::new();
+    if crates.join("gpumem-array").is_dir() {
+        texts(crates, &mut found);
+        texts(&crates.join("../tests"), &mut found);
+    }
+    found.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect()
+}
+
+#[test]
+fn every_kernel_of_the_repository_can_run() {
+    for text in repository() {
+        let module = Module::parse(&text).unwrap();
+        for entry in module.entries() {
+            assert_eq!(entry.unsupported(), None, "{}", entry.name());
+        }
+    }
+}
+
+#[test]
+fn errors_have_their_places() {
+    let problem = |lines: &str| {
+        let text = format!(".version 8.0\n.target sm_80\n{lines}");
+        Module::parse(&text).map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        problem(".visible .entry k() {\n  add.u32 %r1, 1, 2;\n}"),
+        "line 4, column 3: the target is no register"
+    );
+    assert_eq!(problem(".entry k() { .reg .b32 %r<2>;\nbra L; }"), "line 4, column 1: there is no label `L`");
+    assert_eq!(problem(".entry k() { ret;"), "line 3, column 18: an instruction is expected, not the end");
+    let newer = Module::parse(".version 99.1\n.target sm_80").unwrap_err();
+    assert!(matches!(newer.what, PtxProblem::Version { stated: (99, 1), .. }));
+}
+
+#[test]
+fn a_kernel_that_cannot_run_does_not_stop_the_others() {
+    let text = |line: &str| {
+        format!(
+            ".version 8.0\n.target sm_80\n.entry good() {{ ret; }}\n\
+             .entry bad() {{ .reg .b32 %r<9>; .reg .f32 %f<4>; .reg .b64 %t;\n{line} ret; }}"
+        )
+    };
+    for (line, name) in [
+        ("vadd.s32.s32.s32 %r0, %r1, %r2;", "vadd.s32.s32.s32"),
+        ("tex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [%t, {%r0, %r1}];", "tex.2d.v4.f32.s32"),
+        ("add.frob.s32 %r0, %r1, %r2;", "add.frob.s32"),
+    ] {
+        let module = Module::parse(&text(line)).unwrap();
+        assert_eq!(module.entry("good").unwrap().unsupported(), None);
+        let error = module.entry("bad").unwrap().unsupported().unwrap();
+        assert_eq!(error.to_string(), format!("line 5, column 1: the instruction `{name}` is not supported"));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Neither a panic nor a hang, whatever is removed, doubled or replaced in a real text.
+    #[test]
+    fn texts_with_mistakes(which in any::<prop::sample::Index>(), edits in prop::collection::vec((any::<prop::sample::Index>(), 0..40_usize, 0..9_u8), 1..6)) {
+        let texts = repository();
+        prop_assume!(!texts.is_empty());
+        let mut text = which.get(&texts).clone();
+        text.truncate(text.char_indices().nth(20_000).map_or(text.len(), |(at, _)| at));
+        for (place, len, kind) in edits {
+            let start = place.index(text.len() + 1);
+            let end = (start + len).min(text.len());
+            let piece = match kind {
+                0 => String::new(),
+                1 => text[start..end].repeat(3),
+                2 => "{".into(),
+                3 => "%r99999999999999999999".into(),
+                4 => ".reg .b32 %r<4294967295>;".into(),
+                5 => "[".into(),
+                6 => ".shared .align 4 .b8 s[99999999999];".into(),
+                7 => "-0x8000000000000000".into(),
+                _ => ";".into(),
+            };
+            text.replace_range(start..end, &piece);
+        }
+        let _ = Module::parse(&text);
+    }
+
+    #[test]
+    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Module::parse(&format!(".version 8.0\n.target sm_80\n{}", String::from_utf8_lossy(&bytes)));
+    }
+}

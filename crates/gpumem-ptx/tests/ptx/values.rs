@@ -1,0 +1,97 @@
+//! What instructions compute.
+
+use crate::support::run;
+
+/// The word that these lines leave in `%r1`.
+fn word(lines: &str) -> u32 {
+    run(&format!("{lines}\nst.global.u32 [%rd0], %r1;"), 1, 1).unwrap()[0]
+}
+
+fn float(lines: &str) -> f32 {
+    f32::from_bits(run(&format!("{lines}\nst.global.f32 [%rd0], %f1;"), 1, 1).unwrap()[0])
+}
+
+#[test]
+fn integers() {
+    assert_eq!(word("mov.u32 %r0, 7; mad.lo.s32 %r1, %r0, -3, 1;"), -20_i32 as u32);
+    assert_eq!(
+        word("mul.wide.u32 %rd1, -1, -1; shr.u64 %rd1, %rd1, 32; cvt.u32.u64 %r1, %rd1;"),
+        u32::MAX - 1
+    );
+    assert_eq!(word("add.cc.u32 %r0, -1, 1; addc.u32 %r1, 5, 0;"), 6);
+    assert_eq!(word("sub.cc.u32 %r0, 0, 1; subc.u32 %r1, 5, 0;"), 4);
+    assert_eq!(word("lop3.b32 %r1, 0xf0, 0xcc, 0xaa, 0x96;") & 0xff, 0x96);
+    assert_eq!(word("bfi.b32 %r1, 0xf, 0, 8, 4;"), 0xf00);
+    assert_eq!(word("dp4a.s32.s32 %r1, 0x01ff02fe, 0x01010101, 10;"), 10);
+    assert_eq!(
+        word("mov.b32 %r0, 0x00010002; mov.b32 {%h0, %h1}, %r0; mov.b32 %r1, {%h1, %h0};"),
+        0x0002_0001
+    );
+    assert_eq!(word("mov.u32 %r0, 9; sub.u32 %r0, 0, %r0; cvt.s8.s32 %r1, %r0;"), -9_i32 as u32);
+    assert_eq!(word("setp.lt.s32 %p0|%p1, -1, 1; selp.u32 %r1, 3, 4, %p0; @%p1 mov.u32 %r1, 9;"), 3);
+    assert_eq!(word("setp.lt.u32 %p0, -1, 1; selp.u32 %r1, 3, 4, %p0;"), 4);
+    assert_eq!(word("mov.pred %p0, 1; setp.eq.and.s32 %p1, 2, 2, !%p0; selp.u32 %r1, 1, 2, %p1;"), 2);
+}
+
+/// A guard is read before the instruction writes it.
+#[test]
+fn an_instruction_may_write_its_own_guard() {
+    assert_eq!(
+        word(
+            "mov.u32 %r1, 1; setp.eq.s32 %p0, 1, 1; @%p0 setp.ne.or.s32 %p0, 1, 1, %p0; @%p0 mov.u32 %r1, 5;"
+        ),
+        5
+    );
+}
+
+#[test]
+fn fractions() {
+    assert_eq!(float("mov.f32 %f0, 0f3F800000; add.rn.f32 %f1, %f0, 0f33800000;"), 1.0);
+    assert_eq!(float("mov.f32 %f0, 0f3F800000; add.rp.f32 %f1, %f0, 0f33800000;"), 1.0_f32.next_up());
+    assert_eq!(float("fma.rn.sat.f32 %f1, 0f40000000, 0f40000000, 0f3F800000;"), 1.0);
+    assert_eq!(float("mul.rn.ftz.f32 %f1, 0f00400000, 0f40000000;"), 0.0);
+    assert_eq!(float("sqrt.rm.f32 %f1, 0f40000000;"), 1.414_213_5);
+    assert_eq!(float("sqrt.rp.f32 %f1, 0f40000000;"), 1.414_213_7);
+    assert_eq!(word("div.rn.f32 %f0, 0f00000000, 0f00000000; mov.b32 %r1, %f0;"), 0x7fff_ffff);
+    assert_eq!(word("max.f32 %f0, 0f80000000, 0f00000000; mov.b32 %r1, %f0;"), 0);
+    assert_eq!(word("min.NaN.f32 %f0, 0f7FC00000, 0f00000000; mov.b32 %r1, %f0;"), 0x7fff_ffff);
+    assert_eq!(word("mov.f64 %d0, 0d3FF8000000000000; cvt.rni.s32.f64 %r1, %d0;"), 2);
+    assert_eq!(word("cvt.rn.f16x2.f32 %r1, 0f3F800000, 0f40000000;"), 0x3c00_4000);
+    assert_eq!(word("mov.b32 %r0, 0x3c003c00; fma.rn.f16x2 %r1, %r0, %r0, %r0;"), 0x4000_4000);
+}
+
+#[test]
+fn special_registers() {
+    let lines = "mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4; add.u64 %rd1, %rd1, %rd0;\n\
+                 mov.u32 %r2, %laneid; mov.u32 %r3, %warpid; shl.b32 %r3, %r3, 8; or.b32 %r2, %r2, %r3;\n\
+                 mov.u32 %r4, %lanemask_lt; popc.b32 %r4, %r4; shl.b32 %r4, %r4, 16; or.b32 %r2, %r2, %r4;\n\
+                 st.global.u32 [%rd1], %r2;";
+    let expected = (0..70).map(|thread| thread % 32 * 0x1_0001 + thread / 32 * 0x100);
+    assert!(run(lines, 70, 70).unwrap().into_iter().eq(expected));
+}
+
+#[test]
+fn lanes_exchange_values() {
+    let at_thread = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd1, %rd0;";
+    let of = |lines: &str| run(&format!("{at_thread}{lines} st.global.u32 [%rd1], %r1;"), 32, 32).unwrap();
+    assert!(of("shfl.sync.down.b32 %r1|%p1, %r0, 3, 31, -1;").into_iter().eq((0..32).map(|l| if l < 29 {
+        l + 3
+    } else {
+        l
+    })));
+    assert!(of("shfl.sync.up.b32 %r1, %r0, 3, 0, -1;").into_iter().eq((0..32).map(|l: u32| if l < 3 {
+        l
+    } else {
+        l - 3
+    })));
+    assert!(of("shfl.sync.bfly.b32 %r1, %r0, 5, 31, -1;").into_iter().eq((0..32).map(|l| l ^ 5)));
+    // In segments of eight.
+    assert!(of("shfl.sync.idx.b32 %r1, %r0, 2, 0x181f, -1;").into_iter().eq((0..32).map(|l| l / 8 * 8 + 2)));
+    assert_eq!(of("setp.lt.u32 %p0, %r0, 5; vote.sync.ballot.b32 %r1, %p0, -1;"), [0b11111; 32]);
+    assert!(
+        of("shr.u32 %r2, %r0, 3; match.any.sync.b32 %r1, %r2, -1;")
+            .into_iter()
+            .eq((0..32).map(|l| 0xff << (l / 8 * 8)))
+    );
+    assert_eq!(of("redux.sync.add.u32 %r1, %r0, -1;"), [496; 32]);
+}

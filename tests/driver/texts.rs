@@ -1,0 +1,190 @@
+//! What a driver computes from a PTX text is what `gpumem-ptx` computes from it, to the bit.
+
+use gpumem_adapt::array::pool::sys::Driver;
+use gpumem_adapt::array::pool::sys::types::*;
+use gpumem_ptx::{DeviceMemory, Launch, Module, Region};
+use gpumem_tests::cases;
+use gpumem_tests::driver::raw::Raw;
+use gpumem_tests::fixtures::random_ptx::{WORDS_IN, WORDS_OUT, forms, module, module_of};
+use std::cell::Cell;
+use std::ffi::CString;
+use std::ptr::null_mut;
+
+const THREADS: usize = 128;
+const KERNELS: usize = 50;
+
+/// Input and output of a kernel, at two addresses.
+struct Buffers {
+    input: Vec<Cell<u8>>,
+    output: Vec<Cell<u8>>,
+}
+
+const INPUT: u64 = 0x1_0000;
+const OUTPUT: u64 = 0x10_0000;
+
+impl DeviceMemory for Buffers {
+    fn region(&self, address: u64, _size_bytes: u64, _is_write: bool) -> Option<Region<'_>> {
+        let (start, cells) = if address >= OUTPUT { (OUTPUT, &self.output) } else { (INPUT, &self.input) };
+        Some(Region { start, cells, is_writable: true })
+    }
+}
+
+/// Words of all kinds: random, small, and those at the limits of types.
+fn inputs(seed: u64) -> Vec<u64> {
+    let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    const LIMITS: [u64; 12] = [
+        0,
+        u64::MAX,
+        1 << 63,
+        0x7fff_ffff_8000_0000,
+        0x7ff0_0000_7f80_0000,
+        0xfff8_0000_ffc0_0000,
+        0x0010_0000_0080_0000,
+        0x000f_ffff_007f_ffff,
+        0x3ff0_0000_3f80_0000,
+        0x7c00_fc00_7e00_0001,
+        0x0000_0001_ffff_ffff,
+        0x41ef_ffff_4f00_0000,
+    ];
+    let mut word = || match next() % 4 {
+        0 => LIMITS[(next() % 12) as usize],
+        1 => (next() % 200).wrapping_sub(100),
+        _ => next(),
+    };
+    (0..THREADS * WORDS_IN).map(|_| word()).collect()
+}
+
+/// Runs the kernels of a module on a driver, all on the same input.
+fn on_driver(raw: &Raw, text: &str, kernels: usize, input: &[u64]) -> Vec<Vec<u64>> {
+    let text = CString::new(text).unwrap();
+    let (mut loaded, driver) = (null_mut(), &raw.driver);
+    let (input_bytes, output_bytes) = (size_of_val(input), THREADS * WORDS_OUT * 8);
+    let (mut from, mut to) = (raw.alloc(input_bytes).unwrap(), raw.alloc(output_bytes).unwrap());
+    // SAFETY: pointers are to locals that outlive the calls, as large as the calls say; kernels stay within the two allocations.
+    unsafe {
+        driver.cuModuleLoadData(&mut loaded, text.as_ptr().cast()).unwrap();
+        driver.cuMemcpyHtoD_v2(from, input.as_ptr().cast(), input_bytes).unwrap();
+        let outputs = (0..kernels).map(|number| {
+            let mut function = null_mut();
+            let name = CString::new(format!("k{number}")).unwrap();
+            driver.cuModuleGetFunction(&mut function, loaded, name.as_ptr()).unwrap();
+            let mut parameters = [(&raw mut from).cast(), (&raw mut to).cast()];
+            let parameters = parameters.as_mut_ptr();
+            let threads = THREADS as u32;
+            driver
+                .cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, null_mut(), parameters, null_mut())
+                .unwrap();
+            let mut output = vec![0_u64; THREADS * WORDS_OUT];
+            driver.cuMemcpyDtoH_v2(output.as_mut_ptr().cast(), to, output_bytes).unwrap();
+            output
+        });
+        let outputs = outputs.collect();
+        driver.cuModuleUnload(loaded).unwrap();
+        [from, to].into_iter().for_each(|address: CUdeviceptr| driver.cuMemFree_v2(address).unwrap());
+        outputs
+    }
+}
+
+fn on_host(module: &Module, number: usize, input: &[u64]) -> Vec<u64> {
+    let cells = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).map(Cell::new).collect();
+    let buffers = Buffers { input: cells(input), output: cells(&vec![0; THREADS * WORDS_OUT]) };
+    let entry = module.entry(&format!("k{number}")).unwrap();
+    assert_eq!(entry.unsupported(), None);
+    let parameters: Vec<u8> = [INPUT, OUTPUT].iter().flat_map(|address| address.to_le_bytes()).collect();
+    let launch = Launch {
+        grid: [1; 3],
+        block: [THREADS as u32, 1, 1],
+        shared_bytes: 0,
+        parameters: &parameters,
+        variables: &[],
+        seed: 1,
+        steps_max: 1 << 20,
+    };
+    entry.run(launch, &buffers).1.unwrap();
+    let bytes: Vec<u8> = buffers.output.iter().map(Cell::get).collect();
+    bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
+}
+
+/// True if a word of a kernel's output is the same. NaNs are, whatever their bits: those of 64 bits are not determined.
+fn is_same(at: usize, found: u64, expected: u64) -> bool {
+    let single_nan = |bits: u64| f32::from_bits(bits as u32).is_nan();
+    found == expected
+        || match at % WORDS_OUT {
+            12..16 => [0, 32].into_iter().all(|shift| {
+                let (found, expected) = (found >> shift, expected >> shift);
+                found as u32 == expected as u32 || single_nan(found) && single_nan(expected)
+            }),
+            16..22 => f64::from_bits(found).is_nan() && f64::from_bits(expected).is_nan(),
+            _ => false,
+        }
+}
+
+/// The first word that is not the same.
+fn difference(found: &[u64], expected: &[u64]) -> Option<usize> {
+    (0..found.len()).find(|at| !is_same(*at, found[*at], expected[*at]))
+}
+
+/// The part of a kernel's text that begins at its name.
+fn text_of(text: &str, number: usize) -> &str {
+    let start = text.find(&format!(".entry k{number}(")).unwrap();
+    let len = text[start..].find("\n}").unwrap_or(text.len() - start);
+    &text[start..start + len]
+}
+
+cases! {
+    /// Each form of an instruction, several times on the same registers.
+    fn each_form(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let forms = forms();
+        let mut different = Vec::new();
+        for (part, forms) in forms.chunks(KERNELS).enumerate() {
+            let (text, input) = (module_of(forms), inputs(part as u64 + 1));
+            let parsed = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+            let found = on_driver(&raw, &text, forms.len(), &input);
+            for (number, (form, found)) in forms.iter().zip(found).enumerate() {
+                let expected = on_host(&parsed, number, &input);
+                if let Some(at) = difference(&found, &expected) {
+                    let (found, expected) = (found[at], expected[at]);
+                    let (thread, word) = (at / WORDS_OUT, at % WORDS_OUT);
+                    different.push(format!(
+                        "{form}: the driver has {found:#x}, the host {expected:#x} in word {word} of a thread with {:x?}:\n{}",
+                        &input[thread * WORDS_IN..][..WORDS_IN],
+                        text_of(&text, number).split_once("%r7, 3;").map_or("", |(_, lines)| lines.split("st.global").next().unwrap_or(""))
+                    ));
+                }
+            }
+        }
+        println!("{} forms", forms.len());
+        assert!(different.is_empty(), "{} forms differ:\n{}", different.len(), different.join("\n"));
+    }
+
+    /// 2,000 random programs on a GPU, 100 on the simulator.
+    fn random_programs(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let modules = if gpumem_sim::Sim::of(driver).is_some() { 2 } else { 40 };
+        let mut differences = Vec::new();
+        for seed in 1..=modules {
+            let (text, input) = (module(seed, KERNELS), inputs(seed));
+            let parsed = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+            for (number, found) in on_driver(&raw, &text, KERNELS, &input).into_iter().enumerate() {
+                let expected = on_host(&parsed, number, &input);
+                if let Some(at) = difference(&found, &expected) {
+                    differences.push((seed, number, at, found[at], expected[at]));
+                }
+            }
+        }
+        for (seed, number, at, found, expected) in differences.iter().take(8) {
+            println!(
+                "module {seed}, kernel {number}, thread {}, word {}: the driver has {found:#x}, the host {expected:#x}\n{}",
+                at / WORDS_OUT, at % WORDS_OUT, text_of(&module(*seed, KERNELS), *number)
+            );
+        }
+        assert!(differences.is_empty(), "{} of {} programs differ", differences.len(), modules as usize * KERNELS);
+    }
+}
