@@ -737,6 +737,7 @@ fn printing_types(crates: &std::path::Path, name: &str) -> BTreeSet<String> {
             let own = arguments.rsplit(']').next().unwrap_or_default();
             printing.extend(own.split(',').map(first_name));
         }
+        printing.extend(text.split("debug_fields!(").skip(1).map(first_name));
         for derived in text.split("#[derive(").skip(1) {
             let Some((_, item)) = derived.split_once(")]").filter(|(derives, _)| derives.contains("Debug"))
             else {

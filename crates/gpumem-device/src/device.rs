@@ -34,8 +34,7 @@ mod settle;
 mod wait;
 
 pub use completion::Completion;
-pub use context::Handle;
-pub use context::{CaptureModeGuard, ContextGuard};
+pub use context::{CaptureModeGuard, ContextGuard, Handle};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub(crate) use maintenance::Maintenance;
@@ -43,8 +42,7 @@ pub use maintenance::{HowFar, Idle, PoolMaintenance};
 pub(crate) use objects::at_end;
 pub use objects::{Object, Owned};
 pub(crate) use order::Marker;
-pub use order::StreamId;
-pub use order::{CapturePart, Clocks, GRAPH_BIT, MarkerEvent, Order, Stamp, StreamIndex};
+pub use order::{CapturePart, Clocks, GRAPH_BIT, MarkerEvent, Order, Stamp, StreamId, StreamIndex};
 #[doc(hidden)]
 pub use peer::PeerDevice;
 pub use stream::{RecentStreams, Stream, StreamBuilder, StreamPoint};
@@ -57,7 +55,7 @@ use core::any::Any;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use extensions::Extensions;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::{CUcontext, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError, fork};
 #[doc(hidden)]
@@ -546,14 +544,7 @@ impl PartialEq for Device {
 
 impl Eq for Device {}
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("ordinal", &self.ordinal())
-            .field("name", &Shown::name(&self.0.name))
-            .finish()
-    }
-}
+debug_fields!(Device, it, ordinal: it.ordinal(), name: Shown::name(&it.0.name));
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

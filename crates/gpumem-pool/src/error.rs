@@ -22,8 +22,7 @@ pub use unsupported::Unsupported;
 
 use crate::config::{ConfigError, MemoryKind};
 use core::fmt;
-use gpumem_device::Bytes;
-use gpumem_device::{DeviceError, HostMemoryError};
+use gpumem_device::{Bytes, DeviceError, HostMemoryError};
 use gpumem_sys::env::EnvError;
 use gpumem_sys::text::{self, Shown, debug_is_display};
 use gpumem_sys::{DriverError, LoadError};

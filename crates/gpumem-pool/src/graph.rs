@@ -22,15 +22,11 @@ pub use foreign::ForeignCaptures;
 
 use crate::error::PoolError;
 use crate::pool::GraphMemory;
-use core::fmt;
 use core::marker::PhantomData;
-use gpumem_device::internal::close_for_end;
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{Handle, Object};
-use gpumem_device::internal::{end_of, run_again};
-use gpumem_device::{CaptureError, DeviceError};
-use gpumem_device::{Device, Stream};
+use gpumem_device::internal::{Handle, Object, close_for_end, end_of, not_forked, run_again};
+use gpumem_device::{CaptureError, Device, DeviceError, Stream};
 use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{
     CUgraph, CUgraph_st, CUgraphExec_st, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,
     CUstreamCaptureMode,
@@ -364,20 +360,8 @@ impl Drop for Hold {
     }
 }
 
-impl fmt::Debug for Capture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Capture").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
+debug_fields!(Capture, it, stream: it.stream);
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").field("device", &self.hold.device.ordinal()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Graph, it, device: it.hold.device.ordinal());
 
-impl fmt::Debug for GraphExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphExec").field("device", &self.hold.device.ordinal()).finish_non_exhaustive()
-    }
-}
+debug_fields!(GraphExec, it, device: it.hold.device.ordinal());

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// The current limits of one pool. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Limits {
     /// Enforces the hard limit.
     node: Arc<LimitNode>,

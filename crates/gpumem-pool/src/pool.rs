@@ -52,12 +52,11 @@ use crate::limits::Limits;
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use adaptors::Stack;
 use alignment::check_alignment;
-use core::fmt;
 use core::ops::RangeInclusive;
 use gpumem_base::counters::Counters;
 use gpumem_device::internal::not_forked;
 use gpumem_device::{Device, Stream, StreamId};
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
 pub(crate) use hub::Setup;
@@ -965,19 +964,15 @@ impl Pool {
     }
 }
 
-impl fmt::Debug for Pool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("Pool");
-        fields
-            .field("name", &Shown::name(self.name()))
-            .field("backend", &self.backend())
-            .field("device", self.device());
-        if not_forked().is_ok() {
-            fields.field("limits", &self.0.limits()).field("counts", &self.0.backend().counts());
-        }
-        fields.field("poison", &self.0.poison()).finish()
-    }
-}
+debug_fields!(
+    Pool, it,
+    name: Shown::name(it.name()),
+    backend: it.backend(),
+    device: it.device(),
+    hard_limit_bytes: it.0.limits().hard_bytes(),
+    soft_limit_bytes: it.0.limits().soft_bytes(),
+    poison: it.0.poison(),
+);
 
 /// Checks that the device supports pools of this kind. Returns true if the host may use their memory while the device works.
 fn check_kind(kind: MemoryKind, device: &Device) -> Result<bool, PoolError> {

@@ -40,10 +40,10 @@ pub use read::{ReadError, Recording, Report, Tail};
 
 use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
-use core::fmt;
 use core::time::Duration;
 use event::Raw;
 use gpumem_device::internal::{OrderObserver, not_forked};
+use gpumem_sys::text::debug_fields;
 use recorder::{LIMIT_BYTES_MIN, Recorder};
 use rings::Rings;
 use sink::Sink;
@@ -244,14 +244,7 @@ impl Drop for Trace {
     }
 }
 
-impl fmt::Debug for Trace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trace")
-            .field("path", &self.path)
-            .field("dropped_count", &self.dropped_count())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Trace, it, path: it.path, dropped_count: it.dropped_count());
 
 /// The path under which the trace of a file is found again.
 fn absolute(path: &Path) -> io::Result<PathBuf> {

@@ -1,12 +1,11 @@
 //! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
-use crate::device::{
-    CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream, stream::complete,
-};
+use crate::device::stream::complete;
+use crate::device::{CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream};
 use crate::error::{CaptureError, DeviceError, StreamError};
 use core::ffi::c_uint;
-use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
 use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -309,14 +308,7 @@ impl Drop for Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("device", &self.device.ordinal())
-            .field("timed", &self.timed)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Event, it, device: it.device.ordinal(), timed: it.timed);
 
 /// Refuses objects of different drivers: the vendor's driver would dereference a handle of the simulator.
 fn check_driver(device: &Device, other: &Device) -> Result<(), DeviceError> {

@@ -21,8 +21,8 @@ use crate::device::primary::PrimaryContext;
 use crate::device::thread::ThreadNumber;
 use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
 use crate::error::{DeviceError, StreamError};
-use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
 use gpumem_sys::{DriverError, fork};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -387,14 +387,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("id", &self.id().as_u64())
-            .field("device", &self.device().ordinal())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Stream, it, id: it.id().as_u64(), device: it.device().ordinal());
 
 /// A stream that only calls naming it may mark is marked at most once per this many bytes, unless other streams request
 /// its memory: a marker takes the driver about a microsecond.

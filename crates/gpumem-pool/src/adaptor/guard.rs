@@ -13,9 +13,9 @@ use super::fill::set_now;
 use super::{Adaptor, Damage, Grant, Next, PoolId, Release, Request, Side};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::CUdeviceptr;
 use slots::{Edges, Slots};
 use std::collections::BTreeMap;
@@ -198,14 +198,7 @@ impl Edges {
     }
 }
 
-impl fmt::Debug for Guard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard")
-            .field("checked_count", &self.checked_count())
-            .field("unchecked_count", &self.unchecked_count())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Guard, it, checked_count: it.checked_count(), unchecked_count: it.unchecked_count());
 
 /// The guard bytes after a block: the rest of its last unit of 256 bytes, and one more unit.
 fn back_bytes(size_bytes: u64) -> u64 {

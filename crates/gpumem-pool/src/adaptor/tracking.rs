@@ -3,10 +3,9 @@
 use super::{Adaptor, Grant, Next, PoolId, Release, Request};
 use crate::error::PoolError;
 use core::fmt;
-use gpumem_device::Bytes;
-use gpumem_device::StreamId;
+use gpumem_device::{Bytes, StreamId};
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdeviceptr;
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
@@ -181,14 +180,7 @@ impl Adaptor for Tracking {
     }
 }
 
-impl fmt::Debug for Tracking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tracking")
-            .field("live_count", &self.lock().live.len())
-            .field("has_backtraces", &self.has_backtraces)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Tracking, it, live_count: it.lock().live.len(), has_backtraces: it.has_backtraces);
 
 impl fmt::Display for LiveBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,9 +3,8 @@
 use crate::builder::PoolBuilder;
 use crate::error::{PoolError, Unsupported};
 use crate::pool::Pool;
-use gpumem_device::Device;
-use gpumem_device::DeviceError;
 use gpumem_device::internal::not_forked;
+use gpumem_device::{Device, DeviceError};
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{Driver, fork};
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use crate::error::LimitExceeded;
 use crate::limits::{DeviceBudget, LimitNode, Limits};
 use std::sync::Arc;
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Admission {
     node: Arc<LimitNode>,
     budget: Arc<DeviceBudget>,

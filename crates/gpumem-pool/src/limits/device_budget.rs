@@ -10,7 +10,6 @@
 
 use crate::config::MemoryKind;
 use crate::error::{LimitExceeded, RefusedBy};
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_device::Device;
 use gpumem_device::internal::host;
@@ -26,16 +25,6 @@ pub(crate) struct DeviceBudget {
 
 /// The memory that the system can still give to an integrated device; `None` if the system does not report it.
 pub(crate) type Available = Box<dyn Fn() -> Option<u64> + Send + Sync>;
-
-impl fmt::Debug for DeviceBudget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBudget")
-            .field("most_bytes", &self.most_bytes)
-            .field("device_bytes", &self.device_bytes)
-            .field("unified_bytes", &self.unified_bytes)
-            .finish_non_exhaustive()
-    }
-}
 
 impl DeviceBudget {
     /// The memory held by the device's pools.

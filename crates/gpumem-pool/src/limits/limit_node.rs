@@ -8,9 +8,7 @@ use crate::config::{PoolId, PoolName};
 use crate::error::{LimitExceeded, RefusedBy};
 #[cfg(feature = "backend-caching")]
 use crate::limits::trimmable::{Trimmable, Trimmables};
-use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_sys::text::Shown;
 use std::sync::Arc;
 #[cfg(feature = "backend-caching")]
 use std::sync::Weak;
@@ -26,17 +24,6 @@ pub(crate) struct LimitNode {
     /// The pools that cache memory; used in the topmost node only.
     #[cfg(feature = "backend-caching")]
     trimmables: Trimmables,
-}
-
-impl fmt::Debug for LimitNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitNode")
-            .field("pool", &Shown::name(self.name.as_str()))
-            .field("limit_bytes", &self.limit_bytes)
-            .field("held_bytes", &self.held_bytes)
-            .field("parent", &self.parent)
-            .finish_non_exhaustive()
-    }
 }
 
 impl LimitNode {

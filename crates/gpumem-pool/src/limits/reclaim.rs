@@ -11,12 +11,11 @@
 
 use crate::config::MemoryKind;
 use core::cell::Cell;
-use core::fmt;
 use core::time::Duration;
 use gpumem_device::Device;
 use gpumem_device::internal::{ReentrancyGuard, catch_panic};
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -109,11 +108,7 @@ impl Drop for Registration {
     }
 }
 
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registration").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+debug_fields!(Registration, it, id: it.id);
 
 /// The holders that are registered with a device.
 #[derive(Default)]

@@ -29,12 +29,10 @@ use crate::pool::request::found;
 use crate::pool::state::StateRef;
 use core::cell::Cell;
 use core::fmt;
-use gpumem_device::internal::PeerDevice;
-use gpumem_device::internal::{catch_panic, forget};
-use gpumem_device::{CaptureError, DeviceError};
-use gpumem_device::{Stream, StreamId};
+use gpumem_device::internal::{PeerDevice, catch_panic, forget};
+use gpumem_device::{CaptureError, DeviceError, Stream, StreamId};
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdeviceptr;
 use request::RequestedFrom;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -761,14 +759,7 @@ impl Drop for Grant {
     }
 }
 
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Grant, it, address: format_args!("{:#x}", it.address()), size_bytes: it.size_bytes());
 
 impl Holding {
     #[inline]

@@ -17,7 +17,6 @@
 //!
 //! Host memory is borrowed, so copies from and to it are complete when they return ([`Stream::run_borrowed`]).
 
-#[cfg(unix)]
 use crate::backend::Underlying;
 use crate::backend::{self, Allocation, FoundCache, FreeRequest, MemorySource};
 use crate::config::MemoryKind;
@@ -30,15 +29,14 @@ use crate::pool::sharing::SocketError;
 use crate::pool::state::StateRef;
 use crate::pool::unified::{self, Location, MemoryAdvice};
 use bytemuck::{AnyBitPattern, NoUninit};
-use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{GRAPH_BIT, uses};
-use gpumem_device::{Device, MemoryRange, Stream, StreamId, StreamPoint};
-use gpumem_device::{DeviceError, StreamError};
+use gpumem_device::internal::{GRAPH_BIT, not_forked, uses};
+use gpumem_device::{Device, DeviceError, MemoryRange, Stream, StreamError, StreamId, StreamPoint};
+#[cfg(unix)]
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUdevice, CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError, fork};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
@@ -1002,16 +1000,13 @@ impl Drop for Block {
     }
 }
 
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes)
-            .field("owner_stream", &self.owner_stream)
-            .field("uses", &format_args!("{:#b}", self.uses.load(Ordering::Relaxed)))
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    Block, it,
+    address: format_args!("{:#x}", it.address()),
+    size_bytes: it.size_bytes,
+    owner_stream: it.owner_stream,
+    uses: format_args!("{:#b}", it.uses.load(Ordering::Relaxed)),
+);
 
 // Programs hold thousands of blocks, so a block stays small.
 const _: () = assert!(size_of::<Block>() <= 48);

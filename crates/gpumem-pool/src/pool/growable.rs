@@ -8,12 +8,11 @@ use crate::pool::hub::Hub;
 use crate::pool::request::{Origin, check, ladder};
 use crate::pool::state::PoolHandle;
 use crate::stats::HeldName;
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{Stamp, uses};
+use gpumem_device::internal::{Stamp, not_forked, uses};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
@@ -215,13 +214,10 @@ impl Drop for GrowableBlock {
     }
 }
 
-impl fmt::Debug for GrowableBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GrowableBlock")
-            .field("address", &format_args!("{:#x}", self.address))
-            .field("size_bytes", &self.size_bytes)
-            .field("max_bytes", &self.max_bytes)
-            .field("home", &self.owner_stream)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    GrowableBlock, it,
+    address: format_args!("{:#x}", it.address),
+    size_bytes: it.size_bytes,
+    max_bytes: it.max_bytes,
+    home: it.owner_stream,
+);

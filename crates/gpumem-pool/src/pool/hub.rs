@@ -11,15 +11,13 @@ use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_base::sync::Lifetime;
-use gpumem_device::DeviceError;
-use gpumem_device::internal::Clocks;
-use gpumem_device::internal::{RESET, not_forked};
-use gpumem_device::{Device, Stream};
+use gpumem_device::internal::{Clocks, RESET, not_forked};
+use gpumem_device::{Device, DeviceError, Stream};
 use gpumem_sys::fork;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The values that a pool is built from, besides its adaptors. The pool keeps it for its lifetime.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) name: PoolName,
     pub(crate) device: Device,

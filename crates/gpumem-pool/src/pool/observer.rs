@@ -32,12 +32,6 @@ thread_local! {
     static IS_NOTIFYING: Cell<bool> = const { Cell::new(false) };
 }
 
-impl fmt::Debug for dyn Witness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Witness")
-    }
-}
-
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Observer")

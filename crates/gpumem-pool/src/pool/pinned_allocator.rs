@@ -10,12 +10,11 @@ use crate::pool::request::Origin;
 use crate::pool::{Block, Pool};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use allocator_api2::vec::Vec;
-use core::fmt;
 use core::ptr::{self, NonNull};
 use gpumem_device::Stream;
 use gpumem_device::internal::not_forked;
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -172,11 +171,4 @@ unsafe impl Allocator for PinnedAllocator {
     }
 }
 
-impl fmt::Debug for PinnedAllocator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedAllocator")
-            .field("pool", &Shown::name(self.0.pool.name()))
-            .field("stream", &self.0.stream)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(PinnedAllocator, it, pool: Shown::name(it.0.pool.name()), stream: it.0.stream);

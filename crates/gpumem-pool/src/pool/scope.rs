@@ -3,7 +3,7 @@
 use crate::pool::frames::{Open, ScopeUsage, open};
 use crate::stats::{HeldName, Tags};
 use core::fmt;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use std::sync::Arc;
 
 /// While a scope is alive, the blocks that this thread allocates from the pool carry a tag; see [`Pool::scope`](crate::Pool::scope).
@@ -109,11 +109,4 @@ impl Scope {
     }
 }
 
-impl fmt::Debug for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope")
-            .field("tag", &Shown::name(&self.tag.text))
-            .field("usage", &self.usage())
-            .finish()
-    }
-}
+debug_fields!(Scope, it, tag: Shown::name(&it.tag.text), usage: it.usage());

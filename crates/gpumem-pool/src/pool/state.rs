@@ -12,11 +12,10 @@ use crate::pool::request::report::{self, Origin};
 use crate::pool::{events, frames};
 use core::ops::Deref;
 use core::ptr::NonNull;
-use gpumem_device::DeviceError;
-use gpumem_device::internal::catch_panic;
-use gpumem_device::internal::is_sticky;
-use gpumem_device::internal::{CapturePart, Clocks, GRAPH_BIT, PeerDevice, StreamIndex};
-use gpumem_device::{Device, Stream, StreamId};
+use gpumem_device::internal::{
+    CapturePart, Clocks, GRAPH_BIT, PeerDevice, StreamIndex, catch_panic, is_sticky,
+};
+use gpumem_device::{Device, DeviceError, Stream, StreamId};
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

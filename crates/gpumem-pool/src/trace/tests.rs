@@ -1,13 +1,12 @@
 //! Rings, bytes and files without a pool.
 
-use super::PoolSettings;
 use super::book::Entry;
 use super::event::{EventKind, Raw, RecordedEvent, What};
-use super::file;
 use super::format::{self, CHUNK_HEADER_BYTES, Flaw, HEADER_BYTES};
 use super::read::{ReadError, Recording};
 use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Overflow, Ring, Timed};
+use super::{PoolSettings, file};
 use crate::config::{BackendKind, MemoryKind};
 use crate::pool::Gauge;
 use crate::stats::{Names, Tags};

@@ -37,9 +37,8 @@ use crate::backend::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_
 use crate::config::ALIGNMENT_MIN;
 use crate::error::{PoolError, Refusal};
 use gpumem_device::internal::{Order, StreamIndex, deadline};
-use gpumem_heap::HeapBlock;
-use gpumem_heap::SizeClass;
 use gpumem_heap::heap::BlockRequest;
+use gpumem_heap::{HeapBlock, SizeClass};
 
 /// Makes room. [`Outcome::Short`] means that more memory may be free now.
 type Rung = fn(&mut BlockSearch<'_>, &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError>;

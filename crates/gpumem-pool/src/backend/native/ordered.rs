@@ -3,9 +3,8 @@
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::allocation::FreeRequest;
 use crate::figures::ActivityCounters;
-use gpumem_device::DeviceError;
 use gpumem_device::internal::{Order, Stamp};
-use gpumem_device::{Device, MemoryRange, Stream, StreamId};
+use gpumem_device::{Device, DeviceError, MemoryRange, Stream, StreamId};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,8 +5,8 @@ use crate::config::PoolId;
 use crate::pool::hub::Hub;
 use crate::pool::observer::Witness;
 use crate::stats::Names;
-use core::fmt;
 use gpumem_device::Device;
+use gpumem_sys::text::debug_fields;
 use std::sync::Arc;
 
 /// A pool that is built with an adaptor.
@@ -51,8 +51,4 @@ impl<'a> Opening<'a> {
     }
 }
 
-impl fmt::Debug for Opening<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opening").field("pool", &self.pool()).field("device", self.device()).finish()
-    }
-}
+debug_fields!(Opening<'_>, it, pool: it.pool(), device: it.device());

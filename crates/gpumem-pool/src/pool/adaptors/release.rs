@@ -2,9 +2,9 @@
 
 use crate::config::PoolId;
 use core::cell::Cell;
-use core::fmt;
 use core::ops::Range;
 use gpumem_device::{Device, MemoryRange, StreamId};
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 
@@ -93,11 +93,4 @@ impl<'a> Release<'a> {
     }
 }
 
-impl fmt::Debug for Release<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Release")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Release<'_>, it, address: format_args!("{:#x}", it.address()), size_bytes: it.size_bytes());

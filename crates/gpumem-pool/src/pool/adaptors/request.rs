@@ -3,8 +3,8 @@
 use super::settings::Figures;
 use crate::config::{ALIGNMENT_MIN, BackendKind, PoolId};
 use crate::pool::hub::Hub;
-use core::fmt;
 use gpumem_device::{Device, Stream};
+use gpumem_sys::text::debug_fields;
 use std::sync::Arc;
 
 /// A request that an adaptor receives, and that it passes to the next adaptor.
@@ -101,12 +101,4 @@ impl<'a> Request<'a> {
     }
 }
 
-impl fmt::Debug for Request<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("size_bytes", &self.size_bytes)
-            .field("alignment", &self.alignment)
-            .field("stream", &self.stream().id())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Request<'_>, it, size_bytes: it.size_bytes, alignment: it.alignment, stream: it.stream().id());

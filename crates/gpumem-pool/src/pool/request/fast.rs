@@ -10,8 +10,7 @@ use crate::pool::state::StateRef;
 use crate::stats::Share;
 use core::sync::atomic::AtomicU64;
 use gpumem_device::Stream;
-use gpumem_device::internal::GRAPH_BIT;
-use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{GRAPH_BIT, not_forked};
 
 /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads nothing that threads
 /// share. Always inlined, so that the block's fields stay in registers: a block returned through memory is copied in wider pieces than

@@ -9,8 +9,7 @@ use crate::backend::source::BackendSetup;
 use crate::config::{BackendKind, HandleUse, MemoryKind};
 use crate::error::{PoolError, Unsupported};
 use gpumem_device::Device;
-use gpumem_device::internal::PeerDevice;
-use gpumem_device::internal::Verdict;
+use gpumem_device::internal::{PeerDevice, Verdict};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdevice_attribute;
 

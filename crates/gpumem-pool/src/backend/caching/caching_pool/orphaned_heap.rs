@@ -1,8 +1,8 @@
 //! [`OrphanedHeap`]: the heap of a pool that is dropped while work is queued.
 
-use crate::backend::{
-    caching::access::HeapMemory, caching::access::MemoryAccess, caching::extent::Extents, caching::vmm::Vmm,
-};
+use crate::backend::caching::access::{HeapMemory, MemoryAccess};
+use crate::backend::caching::extent::Extents;
+use crate::backend::caching::vmm::Vmm;
 use crate::config::MemoryKind;
 use gpumem_base::HeapTuning;
 use gpumem_device::Device;

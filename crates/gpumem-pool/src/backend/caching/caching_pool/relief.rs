@@ -1,7 +1,8 @@
 //! Releasing unused memory, and the room below the limits.
 
 use super::{CachingPool, Core};
-use crate::backend::caching::{access::HeapMemory, extent::PAGE_BYTES};
+use crate::backend::caching::access::HeapMemory;
+use crate::backend::caching::extent::PAGE_BYTES;
 use crate::backend::figures::Counts;
 use crate::backend::search::Shortage;
 use crate::config::MemoryKind;

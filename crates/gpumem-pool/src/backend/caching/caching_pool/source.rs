@@ -17,10 +17,9 @@ use core::sync::atomic::Ordering;
 use gpumem_base::counters::Counters;
 use gpumem_device::internal::{PeerDevice, Stamp};
 use gpumem_device::{CaptureModeGuard, Stream, StreamId};
-use gpumem_heap::SizeClass;
-use gpumem_heap::cache;
 #[cfg(unix)]
 use gpumem_heap::heap::BlockBacking;
+use gpumem_heap::{SizeClass, cache};
 use std::sync::Arc;
 
 impl MemorySource for Arc<CachingPool> {
