@@ -92,7 +92,7 @@ impl Backend {
     pub(crate) fn cache_key(&self) -> u64 {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(pool) => pool.cache_key(),
+            Self::Caching(pool) => pool.cache_key,
             _ => NO_CACHE,
         }
     }

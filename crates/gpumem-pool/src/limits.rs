@@ -21,7 +21,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Limits {
     /// Enforces the hard limit.
-    node: Arc<LimitNode>,
+    pub(crate) node: Arc<LimitNode>,
     soft_bytes: Arc<AtomicU64>,
 }
 
@@ -65,10 +65,6 @@ impl Limits {
 
     pub(crate) fn new(node: Arc<LimitNode>, soft_bytes: u64) -> Self {
         Self { node, soft_bytes: Arc::new(AtomicU64::new(soft_bytes)) }
-    }
-
-    pub(crate) fn node(&self) -> &Arc<LimitNode> {
-        &self.node
     }
 
     pub(crate) fn hard_bytes(&self) -> Option<u64> {

@@ -16,7 +16,7 @@ use gpumem_sys::types::CUmemGenericAllocationHandle;
 pub(crate) struct Allocation {
     pub(crate) address: CUdeviceptr,
     /// From the lowest bit: 32 bits of record, 16 of class, 16 of tag.
-    mark: u64,
+    pub(crate) mark: u64,
 }
 
 impl Allocation {
@@ -78,11 +78,6 @@ impl Allocation {
     #[inline]
     pub(crate) fn without_tag(self) -> Self {
         Self { mark: self.mark & ((1 << TAG_SHIFT) - 1), ..self }
-    }
-
-    /// Record, class and tag as one word, for [`from_mark`](Self::from_mark).
-    pub(crate) fn mark(self) -> u64 {
-        self.mark
     }
 
     pub(crate) fn from_mark(address: CUdeviceptr, mark: u64) -> Self {

@@ -210,7 +210,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
     /// Makes room for an allocation, within its deadline. For pinned memory, waits only if some of it is pending.
     fn make_room(&self) -> Result<(), PoolError> {
-        let kind = self.admission.kind();
+        let kind = self.admission.kind;
         let needs_wait = kind != MemoryKind::Host
             || self.calls.has_waiting()
             || self.device.maintenance().has_deferred_for(kind == MemoryKind::Host);
@@ -370,7 +370,7 @@ impl<C> Drop for DirectBackend<C> {
 fn whole(freed: &FreeRequest) -> FreeRequest {
     let address = freed.allocation.address - u64::from(freed.allocation.record()) * ALIGNMENT_MIN;
     FreeRequest {
-        allocation: Allocation::from_mark(address, freed.allocation.mark()),
+        allocation: Allocation::from_mark(address, freed.allocation.mark),
         size_bytes: padded_bytes(freed.size_bytes, u32::from(freed.allocation.class())),
         ..*freed
     }

@@ -160,7 +160,7 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
-        if bound_bytes(limit_bytes, self.device.total_bytes()) <= self.pool.max_bytes() {
+        if bound_bytes(limit_bytes, self.device.total_bytes()) <= self.pool.max_bytes {
             return Ok(());
         }
         Err(PoolError::Unsupported(Unsupported::OnBackend {
@@ -173,7 +173,7 @@ impl DriverAllocator for NativeAllocator {
     /// A driver pool keeps the bound that it was created with, which is rounded up from the hard limit of that time. Older drivers have no
     /// bound.
     fn is_bounded_by(&self, bytes: u64) -> bool {
-        self.pool.max_bytes() <= bytes
+        self.pool.max_bytes <= bytes
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {

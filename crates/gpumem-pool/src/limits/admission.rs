@@ -9,23 +9,18 @@ use std::sync::Arc;
 pub(crate) struct Admission {
     node: Arc<LimitNode>,
     budget: Arc<DeviceBudget>,
-    kind: MemoryKind,
+    pub(crate) kind: MemoryKind,
     oversubscribes: bool,
 }
 
 impl Admission {
     pub(crate) fn new(config: &Config, limits: &Limits, budget: &Arc<DeviceBudget>) -> Self {
         Self {
-            node: Arc::clone(limits.node()),
+            node: Arc::clone(&limits.node),
             budget: Arc::clone(budget),
             kind: config.kind,
             oversubscribes: config.oversubscribes,
         }
-    }
-
-    /// The kind of memory that is counted.
-    pub(crate) fn kind(&self) -> MemoryKind {
-        self.kind
     }
 
     /// Counts the bytes as held, or returns the limit that refuses.

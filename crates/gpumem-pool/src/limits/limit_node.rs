@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::Weak;
 
 pub(crate) struct LimitNode {
-    name: PoolName,
+    pub(crate) name: PoolName,
     /// `u64::MAX` means no limit.
     limit_bytes: AtomicU64,
     /// True if the limit was ever set below the held bytes.
@@ -126,17 +126,12 @@ impl LimitNode {
     /// The refusal of this limit at a number of held bytes.
     pub(crate) fn exceeded_at(&self, held_bytes: u64) -> LimitExceeded {
         let by = if self.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
-        LimitExceeded { by, owner: Some(self.name.id()), limit_bytes: self.limit_bytes(), held_bytes }
-    }
-
-    /// The pool of this node.
-    pub(crate) fn name(&self) -> &PoolName {
-        &self.name
+        LimitExceeded { by, owner: Some(self.name.id), limit_bytes: self.limit_bytes(), held_bytes }
     }
 
     /// This node, or the node above it, whose limit belongs to the pool `owner`.
     pub(crate) fn of(&self, owner: PoolId) -> Option<&Self> {
-        if self.name.id() == owner { Some(self) } else { self.parent.as_ref()?.of(owner) }
+        if self.name.id == owner { Some(self) } else { self.parent.as_ref()?.of(owner) }
     }
 
     pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
@@ -176,7 +171,7 @@ mod tests {
 
     fn refusal(of: &LimitNode, held_bytes: u64) -> LimitExceeded {
         let by = if of.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
-        LimitExceeded { by, owner: Some(of.name.id()), limit_bytes: of.limit_bytes(), held_bytes }
+        LimitExceeded { by, owner: Some(of.name.id), limit_bytes: of.limit_bytes(), held_bytes }
     }
 
     #[test]

@@ -196,7 +196,7 @@ impl Next<'_> {
 impl<'a> AdaptedCall<'a> {
     #[inline(always)]
     pub(crate) fn new(stack: &'a Stack, pool: &'a StateRef, stream: &'a Stream) -> Self {
-        let from = RequestedFrom { hub: pool, stream, tag: frames::innermost(pool.tags()) };
+        let from = RequestedFrom { hub: pool, stream, tag: frames::innermost(&pool.tags) };
         Self { stack, pool: *pool, from }
     }
 
@@ -363,7 +363,7 @@ impl Stack {
 
     /// Notifies the adaptors that a pool was built with this stack.
     pub(crate) fn open(&self, hub: &Hub) {
-        let (settings, gauge) = (&PoolSettings::new(hub), &Gauge::new(hub.listing()));
+        let (settings, gauge) = (&PoolSettings::new(hub), &Gauge::new(&hub.listing));
         let opening = Opening { hub, settings, gauge };
         self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
@@ -390,7 +390,7 @@ impl Stack {
             }
             HeldMemory::Special(special) => Some(match &special.source {
                 Lender::Own { allocation, .. } => BackingAllocation::Own(*allocation),
-                Lender::Other(block) => BackingAllocation::Other(block.state(), block.allocation()),
+                Lender::Other(block) => BackingAllocation::Other(block.pool, block.allocation()),
             }),
             HeldMemory::Gone => None,
         })
@@ -613,7 +613,7 @@ impl Grant {
         holding.size_bytes = size_bytes;
         // Before the adaptor can write the hidden bytes.
         if let Some(pool) = self.origin() {
-            pool.sleep_state().note_hidden_bytes();
+            pool.sleep_state.note_hidden_bytes();
         }
         true
     }
@@ -631,7 +631,7 @@ impl Grant {
 
     /// True if the host may use the memory immediately, because all earlier uses are complete.
     pub(crate) fn is_for_host(&self) -> bool {
-        self.origin().is_some_and(|pool| pool.is_for_host())
+        self.origin().is_some_and(|pool| pool.is_for_host)
     }
 
     /// The pool whose backend has the memory.
@@ -647,7 +647,7 @@ impl Grant {
     #[inline]
     fn own(call: &AdaptedCall<'_>, allocation: Allocation, size_bytes: u64, level: usize) -> Self {
         let (owner_stream, depth, memory) =
-            (call.from.stream.id(), call.stack.adaptors.len(), HeldMemory::Whole(allocation.mark()));
+            (call.from.stream.id(), call.stack.adaptors.len(), HeldMemory::Whole(allocation.mark));
         let holding = Holding { address: allocation.address, size_bytes, owner_stream, level, depth, memory };
         Self { holding, pool: Some(call.pool) }
     }
@@ -698,9 +698,7 @@ impl Grant {
             (None, _) if self.holding.nesting() > NESTING_MAX => {
                 Some("returned a block that is nested more than 64 pools deep")
             }
-            _ if pool.is_for_host() && !self.is_for_host() => {
-                Some("returned memory that the host cannot use")
-            }
+            _ if pool.is_for_host && !self.is_for_host() => Some("returned memory that the host cannot use"),
             _ if owner_stream != request.stream().id() => Some("returned memory of another stream"),
             _ if size_bytes < request.size_bytes() => Some("returned less than was asked for"),
             _ if !address.is_multiple_of(request.alignment()) => Some("returned memory that is not aligned"),

@@ -73,7 +73,7 @@ pub struct Block {
     owner_stream: StreamId,
     /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
-    pool: StateRef,
+    pub(crate) pool: StateRef,
 }
 
 impl Block {
@@ -161,10 +161,10 @@ impl Block {
         if stream.check_usable().is_err() {
             return;
         }
-        let pool = self.state();
-        let memory = pool.graph_memory();
+        let pool = self.pool;
+        let memory = &pool.graph_memory;
         // A stream of another machine cannot have work that uses this block.
-        if !Arc::ptr_eq(stream.device().clocks(), memory.clocks()) {
+        if !Arc::ptr_eq(stream.device().clocks(), &memory.clocks) {
             return;
         }
         let (graph, slot) = match stream.captures_for() {
@@ -279,10 +279,6 @@ impl Block {
         self.pool.nesting(self.allocation())
     }
 
-    pub(crate) fn state(&self) -> StateRef {
-        self.pool
-    }
-
     /// The slow path of a drop: the thread's cache cannot take the block, or the block has more than a size and an address. Takes the
     /// fields by value, so that on the fast path the block stays in registers.
     ///
@@ -323,7 +319,7 @@ impl Block {
     ) {
         // SAFETY: the caller upholds the contract.
         let put_back = || unsafe { backend::put_back_found(cache, &allocation, size_bytes) };
-        let serial = pool.tags().serial();
+        let serial = pool.tags.serial;
         if !frames::count_in_here(here, serial, allocation.tag(), size_bytes, put_back) {
             // SAFETY: the block is still there, and so are its pool and the thread's caches.
             let owner_stream = unsafe { backend::stream_of_found(cache) };
@@ -387,7 +383,7 @@ impl Block {
 
     /// Returns the pool whose backend owns the memory.
     pub(crate) fn origin(&self) -> StateRef {
-        self.state().backing_allocation(self.allocation()).0
+        self.pool.backing_allocation(self.allocation()).0
     }
 
     /// Returns a host pointer to the block, equal to its device address. Returns `None` for device memory, for an empty
@@ -399,7 +395,7 @@ impl Block {
     /// does so as work on the stream.
     #[must_use]
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
-        let address = if self.origin().is_for_host() { self.address() } else { 0 };
+        let address = if self.origin().is_for_host { self.address() } else { 0 };
         NonNull::new(core::ptr::with_exposed_provenance_mut(address as usize))
     }
 
@@ -433,8 +429,8 @@ impl Block {
         match self.size_bytes() {
             0 => Ok(()),
             _ => {
-                let (pool, allocation) = self.state().backing_allocation(self.allocation());
-                pool.backend().pin(allocation)
+                let (pool, allocation) = self.pool.backing_allocation(self.allocation());
+                pool.backend.pin(allocation)
             }
         }
     }
@@ -444,7 +440,7 @@ impl Block {
     #[inline]
     pub fn into_raw(self) -> RawBlock {
         let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
-        let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark() };
+        let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark };
         RawBlock { address: allocation.address, size_bytes, token }
     }
 
@@ -861,8 +857,8 @@ impl Block {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
-        let (pool, allocation) = self.state().backing_allocation(self.allocation());
-        let backing = pool.backend().backing(allocation)?;
+        let (pool, allocation) = self.pool.backing_allocation(self.allocation());
+        let backing = pool.backend.backing(allocation)?;
         let Underlying { handles, offset_bytes } =
             backing.ok_or(PoolError::Unsupported(Unsupported::Export))?;
         let offset_bytes = offset_bytes + (self.address() - allocation.address);

@@ -81,7 +81,7 @@ impl Pool {
     /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if the call fails.
     pub fn make_current(&self) -> Result<CurrentPool, PoolError> {
         self.0.check_usable()?;
-        let device_pool = self.0.backend().device_pool()?;
+        let device_pool = self.0.backend.device_pool()?;
         let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
         device_pool.make_current()?;
         stack.number += 1;
@@ -120,7 +120,7 @@ impl Pool {
     ///
     /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn explain_refusal(&self, size_bytes: u64) -> Result<OutOfMemory, PoolError> {
-        report::explain_refusal(&self.0, size_bytes, || self.0.graph_memory().kept(&self.0))
+        report::explain_refusal(&self.0, size_bytes, || self.0.graph_memory.kept(&self.0))
     }
 }
 
@@ -138,7 +138,7 @@ impl CurrentPool {
     /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn usage(&self) -> Result<DriverPoolUsage, PoolError> {
         not_forked()?;
-        Ok(self.pool.0.backend().device_pool()?.usage()?)
+        Ok(self.pool.0.backend.device_pool()?.usage()?)
     }
 }
 
@@ -165,10 +165,10 @@ impl Guards {
         let is_reset = removed.pool.device().is_reset();
         if is_latest
             && !is_reset
-            && let Ok(ended) = removed.pool.0.backend().device_pool()
+            && let Ok(ended) = removed.pool.0.backend.device_pool()
         {
             let before = self.entries[..index].iter().rev().find(of_device);
-            let before = before.and_then(|entry| entry.pool.0.backend().device_pool().ok());
+            let before = before.and_then(|entry| entry.pool.0.backend.device_pool().ok());
             // A drop cannot report an error, which means that the driver is shutting down.
             let _ = change(ended, before);
         }

@@ -179,8 +179,7 @@ pub(crate) fn open(tags: &Tags, tag: u16) -> Open {
     let number = NEXT.replace(NEXT.get() + 1);
     // A thread whose destructors have run has neither shares nor scopes.
     if let Some(share) = tags.share(tag) {
-        let frame =
-            Rc::new(Frame { number, serial: tags.serial(), tag, share, usage: FrameUsage::default() });
+        let frame = Rc::new(Frame { number, serial: tags.serial, tag, share, usage: FrameUsage::default() });
         let opened = FRAMES.try_with(|frames| {
             HERE.with(|here| here.set(&frame));
             frames.borrow_mut().0.push(frame);
@@ -263,7 +262,7 @@ pub(crate) fn count_out_here<R>(
     size_bytes: u64,
     end: impl FnOnce(u16, Option<&Share>) -> R,
 ) -> Option<R> {
-    with_found(here, tags.serial(), |frame| end(frame.tag, frame.count_out(size_bytes)))
+    with_found(here, tags.serial, |frame| end(frame.tag, frame.count_out(size_bytes)))
 }
 
 /// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
@@ -326,12 +325,12 @@ pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64
 
 /// Calls `work` with the pool's innermost frame, or returns `None` without one.
 fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
-    if let Some(result) = HERE.with(|here| with_found(here, tags.serial(), &work)) {
+    if let Some(result) = HERE.with(|here| with_found(here, tags.serial, &work)) {
         return Some(result);
     }
     let find = |frames: &RefCell<Frames>| {
         let frames = frames.borrow();
-        let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial())?;
+        let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial)?;
         HERE.with(|here| here.set(frame));
         Some(work(frame))
     };

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The memory that the captures and graphs of one machine keep.
 pub(crate) struct GraphMemory {
-    clocks: Arc<Clocks>,
+    pub(crate) clocks: Arc<Clocks>,
     table: Mutex<Table>,
 }
 
@@ -89,11 +89,6 @@ impl GraphMemory {
         // The list must be unlocked when another machine's graph memory is dropped.
         drop(machines);
         memory
-    }
-
-    /// Returns the clocks of the machine.
-    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
-        &self.clocks
     }
 
     /// Records the beginning of a capture, in the group that begins with the graph `group`. A known capture is unchanged.
@@ -171,7 +166,7 @@ impl GraphMemory {
         let mut table = self.table();
         if let Some(chunk) = table.chunk_at(freed.allocation.address) {
             chunk.drop_part(&freed);
-            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs().to_vec());
+            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.to_vec());
             self.launch_after(&graphs, &freed);
             let released = is_over.then(|| table.chunks.remove(&base));
             drop(table);
@@ -202,7 +197,7 @@ impl GraphMemory {
     /// The memory that a launch of a graph uses: one byte of each block suffices, since a sleeping pool has added all its addresses.
     pub(crate) fn of_graph(&self, graph: u64) -> Vec<MemoryRange> {
         let table = self.table();
-        let chunks = table.chunks.values().filter(|chunk| chunk.graphs().contains(&graph));
+        let chunks = table.chunks.values().filter(|chunk| chunk.graphs.contains(&graph));
         let outside = table.outside.iter().filter(|(_, outside)| outside.graphs.contains(&graph));
         let retained = table.graphs.get(&graph).into_iter().flat_map(|entry| &entry.retained);
         let starts = chunks
@@ -222,7 +217,7 @@ impl GraphMemory {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
         let table = self.table();
         let chunks = table.chunks.values();
-        let chunks = chunks.filter_map(|chunk| Some((chunk.graphs(), chunk.kept_bytes(is_of)?)));
+        let chunks = chunks.filter_map(|chunk| Some((&*chunk.graphs, chunk.kept_bytes(is_of)?)));
         let retained = table.graphs.iter().flat_map(|(graph, entry)| {
             let of_pool = entry.retained.iter().filter(|block| is_of(&block.pool));
             of_pool.map(move |block| (core::slice::from_ref(graph), block.freed.size_bytes))
@@ -341,7 +336,7 @@ impl Chunk {
 
     /// Returns the whole allocation, and the pool that owns it.
     fn whole(&self) -> (StateRef, Allocation) {
-        (self.block.state(), self.block.allocation())
+        (self.block.pool, self.block.allocation())
     }
 
     /// True if no part is in use and no graph may use the chunk.
@@ -352,11 +347,6 @@ impl Chunk {
     /// Returns the chunk's size if it belongs to a matching pool and only graphs keep it.
     fn kept_bytes(&self, is_of: impl Fn(&StateRef) -> bool) -> Option<u64> {
         (self.part_count == 0 && is_of(&self.pool)).then(|| self.block.size_bytes())
-    }
-
-    /// The graphs that may still use the chunk.
-    fn graphs(&self) -> &[u64] {
-        &self.graphs
     }
 
     /// Adds a graph of a group that uses the chunk. False if already known.

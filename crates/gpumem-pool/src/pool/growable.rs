@@ -75,7 +75,7 @@ impl GrowableBlock {
             size_bytes: 0,
             max_bytes,
             owner_stream: stream.id(),
-            tag: pool.tags().names().hold(frames::innermost(pool.tags())),
+            tag: pool.tags.names().hold(frames::innermost(&pool.tags)),
             uses: AtomicU64::new(0),
         })
     }
@@ -176,7 +176,7 @@ impl GrowableBlock {
 
     /// Counts a new size for the block's tag.
     fn count_change(&self, to_bytes: u64) {
-        frames::count_change(self.pool.tags(), self.tag_number(), self.size_bytes, to_bytes);
+        frames::count_change(&self.pool.tags, self.tag_number(), self.size_bytes, to_bytes);
     }
 
     fn tag_number(&self) -> u16 {
@@ -191,9 +191,9 @@ impl GrowableBlock {
 /// The backend, if blocks can grow in place there.
 fn growing(hub: &Hub) -> Result<&CachingPool, PoolError> {
     let what = "grow a block in place";
-    hub.backend().growing().ok_or_else(|| match (hub.config().kind, hub.backend().has_plain_segments()) {
+    hub.backend.growing().ok_or_else(|| match (hub.config().kind, hub.backend.has_plain_segments()) {
         (MemoryKind::Device, false) => PoolError::Unsupported(Unsupported::OnBackend {
-            backend: hub.backend().kind(),
+            backend: hub.backend.kind(),
             what,
             instead: "`caching`",
         }),

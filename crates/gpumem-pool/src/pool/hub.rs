@@ -32,27 +32,27 @@ pub(crate) struct Setup {
 
 /// All that a pool's requests need. The requests of blocks and adaptors end here.
 pub(crate) struct Hub {
-    setup: Setup,
+    pub(crate) setup: Setup,
     /// The clocks of the device.
-    clocks: Arc<Clocks>,
+    pub(crate) clocks: Arc<Clocks>,
     /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, while the
     /// pool sleeps, or after a failure.
     cache_key: AtomicU64,
     /// The key of the backend's thread caches, which adaptors get their memory from.
-    backend_cache_key: u64,
+    pub(crate) backend_cache_key: u64,
     /// The entry of the pool in the list of its device.
-    listing: Arc<Listing>,
+    pub(crate) listing: Arc<Listing>,
     /// True if the host may use the memory, as the device reports.
-    is_for_host: bool,
-    backend: Backend,
-    limits: Limits,
-    tags: Tags,
-    activity: Arc<ActivityCounters>,
+    pub(crate) is_for_host: bool,
+    pub(crate) backend: Backend,
+    pub(crate) limits: Limits,
+    pub(crate) tags: Tags,
+    pub(crate) activity: Arc<ActivityCounters>,
     /// The recorders among the adaptors, which see the refusals that end a request.
     witnesses: Mutex<Vec<Arc<dyn Witness>>>,
     poison: OnceLock<PoolError>,
-    sleep_state: SleepState,
-    lifetime: Lifetime,
+    pub(crate) sleep_state: SleepState,
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Hub {
@@ -70,7 +70,7 @@ impl Hub {
             device,
             config,
             limits: &limits,
-            tags: tags.counters(),
+            tags: &tags.counters,
             activity: &activity,
         })?;
         Ok(Self {
@@ -91,18 +91,8 @@ impl Hub {
         })
     }
 
-    /// The values that the pool was built from, besides its adaptors.
-    pub(crate) fn setup(&self) -> &Setup {
-        &self.setup
-    }
-
     pub(crate) fn device(&self) -> &Device {
         &self.setup.device
-    }
-
-    #[inline]
-    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
-        &self.clocks
     }
 
     pub(crate) fn name(&self) -> &PoolName {
@@ -110,48 +100,11 @@ impl Hub {
     }
 
     pub(crate) fn id(&self) -> PoolId {
-        self.name().id()
-    }
-
-    pub(crate) fn listing(&self) -> &Arc<Listing> {
-        &self.listing
-    }
-
-    #[inline]
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.backend
+        self.name().id
     }
 
     pub(crate) fn config(&self) -> &Config {
         &self.setup.config
-    }
-
-    /// True if the host may use the memory.
-    pub(crate) fn is_for_host(&self) -> bool {
-        self.is_for_host
-    }
-
-    #[inline]
-    pub(crate) fn tags(&self) -> &Tags {
-        &self.tags
-    }
-
-    /// The counters of the pool's activity since it was built.
-    pub(crate) fn activity(&self) -> &ActivityCounters {
-        &self.activity
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    #[inline]
-    pub(crate) fn lifetime(&self) -> &Lifetime {
-        &self.lifetime
-    }
-
-    pub(crate) fn sleep_state(&self) -> &SleepState {
-        &self.sleep_state
     }
 
     /// Adds a recorder of refusals.
@@ -193,12 +146,6 @@ impl Hub {
     /// Ends [`Hub::take_cache_key`], in a pool without adaptors.
     pub(crate) fn give_cache_key(&self) {
         self.cache_key.store(self.backend_cache_key, Ordering::SeqCst);
-    }
-
-    /// The key of the backend's thread caches.
-    #[inline]
-    pub(crate) fn backend_cache_key(&self) -> u64 {
-        self.backend_cache_key
     }
 
     /// Returns the cache key for the fast path, or `None` while the slow path must run first.

@@ -15,17 +15,17 @@ pub(crate) struct Listing {
     device: Device,
     parent: Option<Arc<LimitNode>>,
     kind: MemoryKind,
-    backend: Backend,
+    pub(super) backend: Backend,
     limits: Limits,
-    peers: Peers,
+    pub(super) peers: Peers,
 }
 
 impl Listing {
     pub(crate) fn new(device: &Device, kind: MemoryKind, backend: &Backend, limits: &Limits) -> Arc<Self> {
         Arc::new(Self {
-            name: limits.node().name().clone(),
+            name: limits.node.name.clone(),
             device: device.clone(),
-            parent: limits.node().parent().cloned(),
+            parent: limits.node.parent().cloned(),
             kind,
             backend: backend.clone(),
             limits: limits.clone(),
@@ -33,17 +33,9 @@ impl Listing {
         })
     }
 
-    pub(super) fn backend(&self) -> &Backend {
-        &self.backend
-    }
-
-    pub(super) fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
     /// The pool, and the pool that it is private to.
     pub(super) fn lineage(&self) -> (PoolId, Option<PoolId>) {
-        (self.name.id(), self.parent.as_ref().map(|parent| parent.name().id()))
+        (self.name.id, self.parent.as_ref().map(|parent| parent.name.id))
     }
 
     /// Lets a device with a link use the pool's memory.

@@ -61,12 +61,12 @@ pub struct Tag {
 impl Tag {
     pub(super) fn new(tags: &Tags, name: &str) -> Self {
         let held = tags.hold(name);
-        Self { name: name.into(), serial: tags.serial(), number: held.number, _held: held }
+        Self { name: name.into(), serial: tags.serial, number: held.number, _held: held }
     }
 
     /// Calls `work` with the number of the tag among `tags`, which may be another pool's.
     pub(super) fn with_number_in<R>(&self, tags: &Tags, work: impl FnOnce(u16) -> R) -> R {
-        if self.serial == tags.serial() {
+        if self.serial == tags.serial {
             return work(self.number);
         }
         work(tags.hold(&self.name).number)

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The tags of one pool.
 pub(crate) struct Tags {
     /// Unique to the pool, never reused: threads find their shares by it.
-    serial: u64,
-    counters: TagCounters,
+    pub(crate) serial: u64,
+    pub(crate) counters: TagCounters,
 }
 
 /// The counters of all tags of a pool, by name. Clones share them.
@@ -66,16 +66,8 @@ impl Tags {
         Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), counters: TagCounters::default() }
     }
 
-    pub(crate) fn serial(&self) -> u64 {
-        self.serial
-    }
-
     pub(crate) fn names(&self) -> &Arc<Names> {
         &self.counters.names
-    }
-
-    pub(crate) fn counters(&self) -> &TagCounters {
-        &self.counters
     }
 
     /// The tag of a name. The number belongs to the name while the result, or a block that counts for it, lives.

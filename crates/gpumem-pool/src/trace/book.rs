@@ -17,9 +17,9 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn new(opening: &Opening<'_>) -> Self {
-        let (names, gauge) = (Arc::clone(opening.names()), opening.gauge().clone());
+        let (names, gauge) = (Arc::clone(opening.names()), opening.gauge.clone());
         names.set_recorded();
-        Self { settings: opening.settings().clone(), names, gauge }
+        Self { settings: opening.settings.clone(), names, gauge }
     }
 
     /// True if the pool has been dropped: it held the only other reference to its names.

@@ -29,11 +29,11 @@ impl HeapMemory {
 }
 
 pub(super) struct MemoryAccess {
-    memory: HeapMemory,
+    pub(super) memory: HeapMemory,
     device: CUdevice,
-    handle_use: HandleUse,
-    admission: Admission,
-    activity: Arc<ActivityCounters>,
+    pub(super) handle_use: HandleUse,
+    pub(super) admission: Admission,
+    pub(super) activity: Arc<ActivityCounters>,
     /// The devices with access; the pool's own device comes first. Entries are added only under the heap's lock, so
     /// that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
@@ -58,27 +58,9 @@ impl MemoryAccess {
         Self { admission, activity, granted: RwLock::default(), ..*self }
     }
 
-    pub(super) fn handle_use(&self) -> HandleUse {
-        self.handle_use
-    }
-
     #[cfg(unix)]
     pub(super) fn is_exportable(&self) -> bool {
         self.handle_use.exportable
-    }
-
-    pub(super) fn memory(&self) -> HeapMemory {
-        self.memory
-    }
-
-    /// The limits that the memory counts against.
-    pub(super) fn admission(&self) -> &Admission {
-        &self.admission
-    }
-
-    /// The counters of the pool's driver calls and waits.
-    pub(super) fn activity(&self) -> &ActivityCounters {
-        &self.activity
     }
 
     pub(super) fn grant(&self, peer: CUdevice) {

@@ -66,7 +66,7 @@ pub(crate) struct CachingPool {
     own: Weak<Self>,
     /// The key of the pool's caches in the thread-local tables. Keys are never reused, so an entry that a thread caches of a
     /// dropped pool matches no other pool.
-    cache_key: u64,
+    pub(crate) cache_key: u64,
     pub(super) device: Device,
     pub(super) tuning: Tuning,
     limits: Limits,
@@ -105,7 +105,7 @@ impl CachingPool {
             HeapMemory::Virtual => Heap::new(tuning.heap, ranges),
             HeapMemory::Segments(_) => Heap::of_segments(tuning.heap),
         };
-        heap.set_limit_bytes(limits.node().limit_bytes());
+        heap.set_limit_bytes(limits.node.limit_bytes());
         let pool = Arc::new_cyclic(|own| Self {
             own: own.clone(),
             cache_key: NEXT_KEY.fetch_add(cache::KEY_STEP, Ordering::Relaxed),
@@ -131,7 +131,7 @@ impl CachingPool {
         }
         forget_caches_in_children();
         Trimmables::on(device).add(pool.own.clone());
-        limits.node().add_trimmable(pool.own.clone());
+        limits.node.add_trimmable(pool.own.clone());
         Ok(pool)
     }
 
@@ -194,7 +194,7 @@ impl CachingPool {
 
     /// True if the memory is host-accessible. If so, only complete memory is free.
     fn is_for_host(&self) -> bool {
-        self.access.memory().kind().is_host_accessible()
+        self.access.memory.kind().is_host_accessible()
     }
 
     pub(super) fn reserved_bytes(&self) -> u64 {
@@ -218,13 +218,9 @@ impl CachingPool {
         settled
     }
 
-    pub(crate) fn cache_key(&self) -> u64 {
-        self.cache_key
-    }
-
     /// True if the memory is mapped by the heap, rather than in plain segments.
     pub(crate) fn is_virtual(&self) -> bool {
-        self.access.memory() == HeapMemory::Virtual
+        self.access.memory == HeapMemory::Virtual
     }
 
     /// The counters of live blocks.
@@ -252,7 +248,7 @@ impl CachingPool {
 
     /// The counters of driver calls and waits.
     pub(super) fn activity(&self) -> &ActivityCounters {
-        self.access.activity()
+        &self.access.activity
     }
 
     pub(super) fn clocks(&self) -> &Clocks {
@@ -274,7 +270,7 @@ impl Drop for CachingPool {
         let heap =
             core::mem::replace(&mut core.heap, Heap::new(gpumem_base::HeapTuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
-        let ranges = match self.access.memory() {
+        let ranges = match self.access.memory {
             HeapMemory::Virtual => self.ranges.to_vec(),
             HeapMemory::Segments(_) => Vec::new(),
         };

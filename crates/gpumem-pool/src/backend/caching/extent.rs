@@ -23,7 +23,7 @@ pub(super) struct Extents {
     lost_addresses: Vec<(u64, u64)>,
     /// True while the pool sleeps. Extents keep their addresses, because operations on them are refused and copies may be using the memory
     /// of sleeping extents.
-    is_sleeping: bool,
+    pub(super) is_sleeping: bool,
 }
 
 pub(super) struct Extent {
@@ -171,10 +171,6 @@ impl Extents {
     /// Lets extents that sleep end, for a pool that ends.
     pub(super) fn forget_sleepers(&mut self) {
         self.is_sleeping = false;
-    }
-
-    pub(super) fn is_sleeping(&self) -> bool {
-        self.is_sleeping
     }
 
     /// The memory that sleeps.

@@ -32,7 +32,7 @@ impl<'a> Vmm<'a> {
 
     /// Counts and times a call.
     fn count<R>(&self, call: impl FnOnce() -> R) -> R {
-        self.access.activity().driver_call(call)
+        self.access.activity.driver_call(call)
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
@@ -103,12 +103,12 @@ impl PhysicalMemory for Vmm<'_> {
 
     /// A limit can refuse memory that it has just allowed, because other pools have used it up or the limit was lowered.
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refusal> {
-        self.access.admission().admit(size_bytes).map_err(Refusal::Limit)?;
-        let created = self.count(|| match self.access.memory() {
+        self.access.admission.admit(size_bytes).map_err(Refusal::Limit)?;
+        let created = self.count(|| match self.access.memory {
             HeapMemory::Virtual => self.create_handle(size_bytes),
             HeapMemory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
         });
-        let created = created.inspect_err(|_| self.access.admission().give_back(size_bytes));
+        let created = created.inspect_err(|_| self.access.admission.give_back(size_bytes));
         Ok(RawHandle(created?))
     }
 
@@ -133,15 +133,15 @@ impl PhysicalMemory for Vmm<'_> {
     }
 
     fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
-        self.count(|| match self.access.memory() {
+        self.count(|| match self.access.memory {
             // SAFETY: the handle was created here, and is not used again.
             HeapMemory::Virtual => unsafe { self.driver.cuMemRelease(handle.0) },
             // SAFETY: the segment was allocated here and is not used again, and the heap ensures that all uses are
             // complete.
             HeapMemory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0) },
         })?;
-        self.access.activity().trimmed_bytes.add(size_bytes);
-        self.access.admission().give_back(size_bytes);
+        self.access.activity.trimmed_bytes.add(size_bytes);
+        self.access.admission.give_back(size_bytes);
         Ok(())
     }
 }

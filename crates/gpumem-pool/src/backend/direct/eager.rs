@@ -82,7 +82,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
 impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
     fn kind(&self) -> MemoryKind {
-        self.admission.kind()
+        self.admission.kind
     }
 
     fn give_back_all(&self, _is_idle: bool) {
@@ -90,7 +90,7 @@ impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
     }
 
     fn cached_bytes(&self) -> u64 {
-        let held_bytes = match (self.admission.kind(), self.calls.reserved(&self.device)) {
+        let held_bytes = match (self.admission.kind, self.calls.reserved(&self.device)) {
             (MemoryKind::Device, Ok(Some(held))) => held.current_bytes,
             _ => 0,
         };

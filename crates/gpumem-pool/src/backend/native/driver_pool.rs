@@ -19,7 +19,7 @@ pub(super) struct DriverPool {
     device: Device,
     activity: Arc<ActivityCounters>,
     handle: Handle<CUmemPoolHandle_st>,
-    max_bytes: u64,
+    pub(super) max_bytes: u64,
 }
 
 /// The value that means no bound.
@@ -55,11 +55,6 @@ impl DriverPool {
             pool.set(reuse, on)?;
         }
         Ok(pool)
-    }
-
-    /// The bound on reserved memory; [`UNBOUNDED`] if there is none.
-    pub(super) fn max_bytes(&self) -> u64 {
-        self.max_bytes
     }
 
     pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
     pub(super) hub: &'a Hub,
-    pub(super) settings: &'a PoolSettings,
-    pub(super) gauge: &'a Gauge,
+    pub(crate) settings: &'a PoolSettings,
+    pub(crate) gauge: &'a Gauge,
 }
 
 impl<'a> Opening<'a> {
@@ -30,16 +30,6 @@ impl<'a> Opening<'a> {
         self.hub.device()
     }
 
-    /// Returns the settings of the pool.
-    pub(crate) fn settings(&self) -> &'a PoolSettings {
-        self.settings
-    }
-
-    /// Returns the pool's gauge.
-    pub(crate) fn gauge(&self) -> &'a Gauge {
-        self.gauge
-    }
-
     /// Passes the refusals that end a request of this pool to `witness`.
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
         self.hub.add_witness(witness);
@@ -47,7 +37,7 @@ impl<'a> Opening<'a> {
 
     /// Returns the names of the pool's tags, including those added later.
     pub(crate) fn names(&self) -> &'a Arc<Names> {
-        self.hub.tags().names()
+        self.hub.tags.names()
     }
 }
 

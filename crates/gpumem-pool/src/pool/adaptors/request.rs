@@ -62,7 +62,7 @@ impl<'a> Request<'a> {
     /// Returns the request's tag: the name of the current scope ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
-        self.origin.hub.tags().names().get(self.origin.tag)
+        self.origin.hub.tags.names().get(self.origin.tag)
     }
 
     /// Returns the number of the request's tag; 0 means no tag.
@@ -75,12 +75,12 @@ impl<'a> Request<'a> {
     #[inline]
     pub(crate) fn held_bytes(&self) -> Option<u64> {
         let hub = self.origin.hub;
-        (hub.backend().kind() == BackendKind::Caching).then(|| hub.limits().node().held_bytes())
+        (hub.backend.kind() == BackendKind::Caching).then(|| hub.limits.node.held_bytes())
     }
 
     /// Returns the figures of the pool.
     pub(crate) fn figures(&self) -> Option<Figures> {
-        Figures::of(self.origin.hub.backend())
+        Figures::of(&self.origin.hub.backend)
     }
 
     /// Returns this request with another size. A size of zero becomes one byte.

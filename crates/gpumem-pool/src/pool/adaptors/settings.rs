@@ -34,15 +34,15 @@ pub struct PoolSettings {
 
 impl PoolSettings {
     pub(crate) fn new(hub: &Hub) -> Self {
-        let (name, device, config, limits) = (hub.name(), hub.device(), hub.config(), hub.limits());
+        let (name, device, config, limits) = (hub.name(), hub.device(), hub.config(), &hub.limits);
         Self {
-            pool: name.id().number() as u32,
-            parent: limits.node().parent().map(|parent| parent.name().id().number() as u32),
+            pool: name.id.number() as u32,
+            parent: limits.node.parent().map(|parent| parent.name.id.number() as u32),
             name: name.as_str().into(),
             device: device.name().into(),
             device_ordinal: device.ordinal(),
             device_bytes: device.total_bytes(),
-            backend: hub.backend().kind(),
+            backend: hub.backend.kind(),
             kind: config.kind,
             hard_limit_bytes: limits.hard_bytes(),
             conf: Options { flight_recorder: None, ..config.given.clone() }.text(),
@@ -70,7 +70,7 @@ impl Gauge {
 
     /// `None` if the pool is gone, or if the driver cannot be queried.
     pub(crate) fn read(&self) -> Option<Figures> {
-        Figures::of(self.0.as_ref()?.upgrade()?.backend())
+        Figures::of(&self.0.as_ref()?.upgrade()?.backend)
     }
 }
 

@@ -40,7 +40,7 @@ fn computation(hub: &Hub, size_bytes: u64) -> Result<(), PoolError> {
         requested_bytes: size_bytes,
         alignment: 0,
         admitted_bytes: hub.reserved_bytes()?,
-        refusal: hub.limits().node().limit_exceeded_by(size_bytes).map(Refusal::Limit),
+        refusal: hub.limits.node.limit_exceeded_by(size_bytes).map(Refusal::Limit),
     };
     Err(report::out_of_memory_error(hub, &shortage, Vec::new()))
 }

@@ -49,7 +49,7 @@ pub(crate) fn climb<T>(hub: &Hub, search: &mut dyn Search<T>) -> Result<T, PoolE
     let _request = deadline::RequestScope::begin();
     let mut course = Course::default();
     let found = climb_until_found(hub, search, &mut course);
-    hub.activity().add_steps(course.attempts.iter().map(|attempt| StepCounters {
+    hub.activity.add_steps(course.attempts.iter().map(|attempt| StepCounters {
         name: attempt.name,
         gained_bytes: attempt.gained_bytes,
         served_count: u64::from(course.served_by == Some(attempt.name)),
@@ -179,12 +179,12 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     // The limit is also named if the driver refused without a code.
     let limit = shortage.refusal.and_then(Refusal::limit);
     let is_ours = limit.is_some_and(|limit| limit.owner == Some(hub.id()))
-        && hub.limits().node().is_exceeded_by(shortage.requested_bytes);
+        && hub.limits.node.is_exceeded_by(shortage.requested_bytes);
     let kind = hub.config().kind;
     let mut trimmables = Trimmables::on(hub.device()).live();
     trimmables.retain(|member| member.kind().helps(kind));
     // One of the entries is this pool itself.
-    let has_others = trimmables.len() > usize::from(hub.backend().keeps_memory())
+    let has_others = trimmables.len() > usize::from(hub.backend.keeps_memory())
         || hub.device().maintenance().has_deferred_for(kind == MemoryKind::Host);
     if is_ours || !has_others {
         return None;
@@ -192,7 +192,7 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     trimmables.iter().for_each(|member| member.before_giving());
     let trimmed = CaptureModeGuard::enter(hub.device().driver()).and_then(|_relaxed| {
         let _bound = hub.device().enter()?;
-        let is_idle = hub.activity().host_wait(|| hub.device().finish_until(deadline_of(hub)))?;
+        let is_idle = hub.activity.host_wait(|| hub.device().finish_until(deadline_of(hub)))?;
         hub.device().after_wait_until(is_idle);
         trimmables.iter().for_each(|member| member.give_back_all(is_idle));
         Ok(())
@@ -203,7 +203,7 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
 /// Returns the free bytes of the device and of this pool. Their growth is the gain of a rung outside the pool.
 fn room_bytes(hub: &Hub) -> i64 {
     let free_bytes = hub.device().memory_info().map_or(0, |info| info.free_bytes);
-    let in_use_bytes = hub.backend().counts().in_use_bytes;
+    let in_use_bytes = hub.backend.counts().in_use_bytes;
     let cached_bytes =
         hub.reserved_bytes().map_or(0, |reserved_bytes| reserved_bytes.saturating_sub(in_use_bytes));
     i64::try_from(free_bytes.saturating_add(cached_bytes)).unwrap_or(i64::MAX)

@@ -89,7 +89,7 @@ pub(crate) fn out_of_memory_error(hub: &Hub, shortage: &Shortage, attempts: Vec<
 fn add_figures(hub: &Hub, report: &mut OutOfMemory) -> Result<(), PoolError> {
     let info = hub.device().memory_info()?;
     (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);
-    hub.backend().describe(report)?;
+    hub.backend.describe(report)?;
     report.other_libraries_bytes = other_libraries_bytes(hub)?;
     report.in_use_bytes = report.in_use_bytes.saturating_add(report.other_libraries_bytes);
     Ok(())
@@ -97,13 +97,13 @@ fn add_figures(hub: &Hub, report: &mut OutOfMemory) -> Result<(), PoolError> {
 
 /// The memory of this pool that the driver has given to other libraries.
 pub(crate) fn other_libraries_bytes(hub: &Hub) -> Result<u64, PoolError> {
-    let Ok(device_pool) = hub.backend().device_pool() else { return Ok(0) };
+    let Ok(device_pool) = hub.backend.device_pool() else { return Ok(0) };
     if !device_pool.has_been_current() {
         return Ok(0);
     }
     // Read first: a block that is freed in between then counts in neither.
-    let counts = hub.backend().counts();
-    let unfreed_bytes = hub.backend().reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
+    let counts = hub.backend.counts();
+    let unfreed_bytes = hub.backend.reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
     let used_bytes = device_pool.usage()?.used_bytes;
     let other_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_add(unfreed_bytes));
     // The driver counts whole units, and does not report how many bytes were requested.
@@ -120,8 +120,8 @@ pub(crate) fn explain_refusal(
     let mut report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
     add_figures(hub, &mut report)?;
     let wanted_bytes = requested_bytes.saturating_add(report.other_libraries_bytes);
-    if let Some(limit) = hub.limits().node().limit_exceeded_by(wanted_bytes) {
-        report.set_limit(limit, hub.backend().counts().in_use_bytes);
+    if let Some(limit) = hub.limits.node.limit_exceeded_by(wanted_bytes) {
+        report.set_limit(limit, hub.backend.counts().in_use_bytes);
     }
     describe(hub, &mut report, kept());
     Ok(report)
@@ -138,8 +138,8 @@ pub(crate) fn with_report<T>(
 ) -> Result<T, PoolError> {
     result.map_err(|mut error| {
         let tag = || {
-            let tag = if origin.tag == 0 { frames::innermost(hub.tags()) } else { origin.tag };
-            hub.tags().names().get(tag).map(|name| (*name).into())
+            let tag = if origin.tag == 0 { frames::innermost(&hub.tags) } else { origin.tag };
+            hub.tags.names().get(tag).map(|name| (*name).into())
         };
         let stream = origin.stream;
         if let PoolError::TooLarge { requested_bytes, .. } = &mut error
@@ -175,9 +175,9 @@ fn announce(hub: &Hub, error: &mut PoolError) {
                 report.flight_record = Some(record);
             }
         }
-        hub.activity().refusal_count.add(1);
+        hub.activity.refusal_count.add(1);
         events::refusal(hub, error);
-        hub.setup().observer.iter().for_each(|observer| observer.notify(error));
+        hub.setup.observer.iter().for_each(|observer| observer.notify(error));
     }
 }
 
@@ -198,7 +198,7 @@ pub(crate) fn alloc_one_of<T>(
 
 /// Adds the facts that only the pool has to a refusal by its backend.
 fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
-    let (kind, backend) = (hub.config().kind, hub.backend().kind());
+    let (kind, backend) = (hub.config().kind, hub.backend.kind());
     report.pool = hub.name().as_str().into();
     report.device_ordinal = hub.device().ordinal();
     report.kind = kind;
@@ -209,8 +209,8 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
     if kind == MemoryKind::Host {
         report.host_free_bytes = host::free_bytes();
     }
-    report.counters = hub.activity().read();
-    report.holders = hub.tags().holders();
+    report.counters = hub.activity.read();
+    report.holders = hub.tags.holders();
     report.graph_bytes = kept.bytes.min(report.in_use_bytes);
     report.capture_bytes = kept.capture_bytes.min(report.graph_bytes);
     report.capture_stream = kept.capture_stream;
@@ -219,10 +219,10 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
     report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
     report.other_pools = other_pools(hub);
     let owner = report.facts.limit_owner;
-    report.limit_pool = owner.and_then(|id| Some(hub.limits().node().of(id)?.name().as_str().into()));
+    report.limit_pool = owner.and_then(|id| Some(hub.limits.node.of(id)?.name.as_str().into()));
     report.limit_sharers = sharers(hub, report);
     let is_by_own = owner == Some(hub.id());
-    let parent = hub.limits().node().parent().filter(|_| is_by_own);
+    let parent = hub.limits.node.parent().filter(|_| is_by_own);
     report.facts = PoolFacts {
         interface: hub.config().interface,
         limit_owner: owner,
@@ -230,7 +230,7 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
         parent_limit_bytes: parent
             .and_then(|parent| Some(parent.limit_exceeded_by(report.requested_bytes)?.limit_bytes)),
         backend: Some(backend),
-        can_map: hub.backend().growing().is_some(),
+        can_map: hub.backend.growing().is_some(),
         limit_given_as: hub.config().given.hard_limit.as_ref().map(|(_, given_as)| *given_as),
         is_tight: hub.config().tuning == Profile::Tight.into(),
         is_integrated: hub.device().is_integrated(),
@@ -278,7 +278,7 @@ fn unfinished_of_request(hub: &Hub) -> Vec<UnfinishedStream> {
     if !deadline::has_passed() {
         return Vec::new();
     }
-    let (now, unfinished) = (Instant::now(), hub.clocks().unfinished(hub.device().primary()));
+    let (now, unfinished) = (Instant::now(), hub.clocks.unfinished(hub.device().primary()));
     let unfinished = unfinished.into_iter().map(|(stream, marked_at)| UnfinishedStream {
         stream,
         queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),

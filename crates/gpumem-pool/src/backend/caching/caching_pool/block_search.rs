@@ -41,7 +41,7 @@ impl<'a> BlockSearch<'a> {
         // Magazines and depot track stream order, not completion on the host.
         let class = SizeClass::of(size_bytes).filter(|_| alignment <= ALIGNMENT_MIN && !pool.is_for_host());
         // The driver chooses the address of a segment, so the size includes room for the alignment.
-        let (padding_bytes, heap_alignment) = match pool.access.memory() {
+        let (padding_bytes, heap_alignment) = match pool.access.memory {
             HeapMemory::Virtual => (0, alignment),
             HeapMemory::Segments(_) => (alignment - ALIGNMENT_MIN, ALIGNMENT_MIN),
         };

@@ -19,7 +19,7 @@ impl Core {
 
     /// True if memory sleeps, or is about to.
     pub(in super::super) fn is_sleeping(&self) -> bool {
-        self.heap.is_sleeping() || self.extents.is_sleeping()
+        self.heap.is_sleeping() || self.extents.is_sleeping
     }
 
     /// The memory that sleeps, in bytes.

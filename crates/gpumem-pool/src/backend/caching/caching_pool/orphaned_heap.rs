@@ -28,13 +28,13 @@ pub(super) struct OrphanedHeap {
 impl OrphanedHeap {
     /// Leaves the memory to the device's maintenance.
     pub(super) fn defer(mut self, device: &Device) {
-        let (kind, waits) = (self.access.admission().kind(), self.waits());
+        let (kind, waits) = (self.access.admission.kind, self.waits());
         let release = move |driver: &Driver, clocks: &Clocks, how| self.give_back(driver, clocks, how);
         device.maintenance().defer_release(kind == MemoryKind::Host, waits, release);
     }
 
     pub(super) fn waits(&self) -> bool {
-        self.access.memory() != HeapMemory::Virtual
+        self.access.memory != HeapMemory::Virtual
     }
 
     pub(super) fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {

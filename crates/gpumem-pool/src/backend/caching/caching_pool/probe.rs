@@ -26,7 +26,7 @@ struct Mapped(AtomicU8);
 ///
 /// `DeviceError::DeviceLost` or `DeviceError::Driver` if the device is lost.
 pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<DriverError>, PoolError> {
-    let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use().bit());
+    let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use.bit());
     if mapped.0.load(Ordering::Relaxed) & use_bit != 0 {
         return Ok(None);
     }

@@ -32,7 +32,7 @@ impl CachingPool {
     /// For pinned memory, waits only if some of it is pending, in this pool, in others under the same limit or in ended pools: otherwise
     /// completed work cannot make room for it.
     fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
-        let kind = self.access.admission().kind();
+        let kind = self.access.admission.kind;
         let needs_wait = kind != MemoryKind::Host
             || !others.is_empty()
             || self.device.maintenance().has_deferred_for(kind == MemoryKind::Host)
@@ -56,7 +56,7 @@ impl CachingPool {
 
     /// True if the driver releases the memory without a wait for the device, which plain segments need.
     pub(in super::super) fn releases_at_once(&self) -> bool {
-        self.access.memory() == HeapMemory::Virtual
+        self.access.memory == HeapMemory::Virtual
     }
 
     /// Releases idle memory beyond the garbage collection threshold, if one is set. Never waits.
@@ -102,7 +102,7 @@ impl CachingPool {
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
             return self.limits.node().limit_bytes().saturating_add(2 << 20);
         }
-        heap.reserved_bytes().saturating_add(self.access.admission().room_bytes())
+        heap.reserved_bytes().saturating_add(self.access.admission.room_bytes())
     }
 
     /// The shortage of a request that no rung could serve. If neither driver nor admission refused, the request was larger than the limits
@@ -116,7 +116,7 @@ impl CachingPool {
         let own_limit = || self.limits.exceeded_at(admitted_bytes);
         // The heap grows by whole pages, so a request may fit below a limit that its pages exceed.
         let page_bytes = requested_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let limit = || self.access.admission().limit_exceeded_by(page_bytes).or_else(own_limit);
+        let limit = || self.access.admission.limit_exceeded_by(page_bytes).or_else(own_limit);
         let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
         Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }
     }
@@ -133,7 +133,7 @@ impl CachingPool {
 
     /// Locks the heap, and updates its limit from the pool's hard limit and any limits above it.
     pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
-        let room_bytes = self.limits.node().room_bytes();
+        let room_bytes = self.limits.node.room_bytes();
         let mut core = self.core();
         let limit_bytes = if room_bytes > ROOM_MAX_BYTES {
             u64::MAX
@@ -153,7 +153,7 @@ impl CachingPool {
     /// The other pools under a limit that keeps this pool from growing. They are prepared to release unused memory
     /// once the device has been waited for.
     fn short_family(&self) -> Vec<Arc<dyn Trimmable>> {
-        let short = Some(self.limits.node()).filter(|node| node.is_short_of_others());
+        let short = Some(&self.limits.node).filter(|node| node.is_short_of_others());
         let mut trimmables = short.map(|node| node.trimmables()).unwrap_or_default();
         trimmables.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
         trimmables.iter().for_each(|member| member.before_giving());
@@ -162,7 +162,7 @@ impl CachingPool {
 
     /// The soft limit, or the hard limit if that is lower. A lowered hard limit can be below the reserved memory.
     pub(super) fn soft_bytes(&self) -> u64 {
-        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node().limit_bytes())
+        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node.limit_bytes())
     }
 
     /// Registers the pool for notifications of host waits.

@@ -25,7 +25,7 @@ impl CachingPool {
     /// Refuses memory that cannot sleep.
     pub(crate) fn check_sleeps(&self) -> Result<(), PoolError> {
         const WHAT: &str = "sleep";
-        match self.access.memory() {
+        match self.access.memory {
             HeapMemory::Virtual => Ok(()),
             HeapMemory::Segments(MemoryKind::Device) => {
                 Err(PoolError::Unsupported(Unsupported::OnSegments { what: WHAT }))
@@ -102,11 +102,11 @@ enum WakeFailure {
 impl CachingPool {
     /// The error of an operation that needs sleeping memory.
     pub(in super::super) fn asleep(&self) -> PoolError {
-        PoolError::Device(DeviceError::Asleep { pool: self.limits.node().name().as_str().into() })
+        PoolError::Device(DeviceError::Asleep { pool: self.limits.node.name.as_str().into() })
     }
 
     fn cannot_sleep(&self, reason: &'static str, remedy: &'static str) -> PoolError {
-        PoolError::CannotSleep { pool: self.limits.node().name().as_str().into(), reason, remedy }
+        PoolError::CannotSleep { pool: self.limits.node.name.as_str().into(), reason, remedy }
     }
 
     /// Frees the host memory that is kept for the next sleep. The calls wait for the device.
