@@ -56,7 +56,6 @@ use gpumem_device::{Stream, StreamId};
 use none::PlainAllocator;
 use std::sync::Arc;
 
-/// The backend of a pool.
 #[enum_dispatch(MemorySource)]
 #[derive(Clone)]
 pub(crate) enum Backend {
@@ -97,7 +96,6 @@ impl Backend {
         }
     }
 
-    /// The pool whose blocks can grow in place, if this is one.
     pub(crate) fn growing(&self) -> Option<&CachingPool> {
         match self {
             #[cfg(feature = "backend-caching")]

@@ -313,7 +313,6 @@ impl PoolBuilder {
     }
 }
 
-/// The size limit of a trace.
 fn trace_limit(value: String) -> Result<u64, EnvError> {
     match value.parse() {
         Ok(Limit::Bytes(limit_bytes)) => Ok(limit_bytes),

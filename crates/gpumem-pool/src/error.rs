@@ -162,7 +162,6 @@ pub enum PoolError {
 const _: () = assert!(size_of::<PoolError>() <= 80);
 
 impl PoolError {
-    /// The operation exists only for device memory.
     pub(crate) fn not_with_kind(kind: MemoryKind, what: &'static str) -> Self {
         Self::Unsupported(Unsupported::OnKind { kind, what, instead: "`device`" })
     }
@@ -263,7 +262,6 @@ impl PoolError {
     }
 }
 
-/// The text of [`PoolError::TooLarge`].
 fn too_large(
     requested_bytes: &u64,
     device_bytes: &u64,
@@ -284,7 +282,6 @@ fn too_large(
     out_of_memory::list_fallbacks(fallbacks, f)
 }
 
-/// The action for [`PoolError::BeyondMaximum`].
 fn beyond_maximum(requested_bytes: u64) -> String {
     let requested = Requested(requested_bytes);
     if requested.is_miscomputed() {
@@ -317,7 +314,6 @@ impl From<LoadError> for PoolError {
     }
 }
 
-/// The action for [`PoolError::NotFound`].
 fn parts_there(parts: &[String]) -> String {
     match parts {
         [] => "it has none: call Pool::part first".into(),

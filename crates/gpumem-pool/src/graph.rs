@@ -94,7 +94,6 @@ pub struct GraphExec {
     hold: Hold,
 }
 
-/// Keeps a graph's memory and its device alive.
 struct Hold {
     device: Device,
     memory: Arc<GraphMemory>,

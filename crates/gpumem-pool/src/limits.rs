@@ -20,7 +20,6 @@ use std::sync::Arc;
 /// The current limits of one pool. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    /// Enforces the hard limit.
     pub(crate) node: Arc<LimitNode>,
     soft_bytes: Arc<AtomicU64>,
 }
@@ -90,7 +89,6 @@ impl Limits {
     }
 }
 
-/// This number of bytes means no limit.
 const NO_LIMIT: u64 = u64::MAX;
 
 /// The driver allocates physical memory in pages of 2 MiB: a lower limit could not hold one.

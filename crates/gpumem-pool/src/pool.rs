@@ -559,7 +559,6 @@ impl Pool {
         Ok(sum)
     }
 
-    /// The parts with these names, each once.
     fn find_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, PoolError> {
         not_forked()?;
         let parts = self.0.parts();

@@ -246,7 +246,6 @@ impl Drop for Trace {
 
 debug_fields!(Trace, it, path: it.path, dropped_count: it.dropped_count());
 
-/// The path under which the trace of a file is found again.
 fn absolute(path: &Path) -> io::Result<PathBuf> {
     std::path::absolute(numbered(path))
 }

@@ -150,7 +150,6 @@ fn die(seed: u64, number: u64) -> f64 {
     (bits ^ bits >> 31) as f64 / u64::MAX as f64
 }
 
-/// The error of an empty pool on a full device.
 fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
     let device_total_bytes = device.total_bytes();
     PoolError::OutOfMemory(Box::new(OutOfMemory {

@@ -26,7 +26,6 @@ use gpumem_sys::{Driver, DriverError};
 pub struct Fill {
     on_alloc: Option<u8>,
     on_free: Option<u8>,
-    /// True if a freed block could not be filled.
     has_missed: AtomicBool,
 }
 

@@ -205,7 +205,6 @@ fn back_bytes(size_bytes: u64) -> u64 {
     (size_bytes.wrapping_neg() & (ALIGNMENT_MIN - 1)) + ALIGNMENT_MIN
 }
 
-/// The guard bytes before a block, for every alignment.
 const FRONT_BYTES: u64 = ALIGNMENT_MIN;
 
 const BACK_BYTES_MAX: u64 = 2 * ALIGNMENT_MIN;

@@ -214,5 +214,4 @@ impl fmt::Display for LiveBlock {
     }
 }
 
-/// The maximum number of printed blocks.
 const SHOWN_COUNT: usize = 20;

@@ -20,7 +20,6 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// No memory and no class.
     pub(crate) const EMPTY: Self = Self::new(0, 0, Self::NO_CLASS);
 
     /// The class of allocations without backend memory: an empty block, or a part of the memory that a graph retains.
@@ -35,7 +34,6 @@ impl Allocation {
         Self { address, mark: record as u64 | (class as u64) << CLASS_SHIFT }
     }
 
-    /// A block that the pool's adaptors track under `number`.
     pub(crate) fn special(address: CUdeviceptr, number: u32) -> Self {
         Self::new(address, number, Self::SPECIAL)
     }
@@ -68,13 +66,11 @@ impl Allocation {
         (self.mark >> TAG_SHIFT) as u16
     }
 
-    /// Adds a tag to an allocation that has none.
     #[inline]
     pub(crate) fn with_tag(self, tag: u16) -> Self {
         Self { mark: self.mark | u64::from(tag) << TAG_SHIFT, ..self }
     }
 
-    /// The allocation as the backend returned it.
     #[inline]
     pub(crate) fn without_tag(self) -> Self {
         Self { mark: self.mark & ((1 << TAG_SHIFT) - 1), ..self }
@@ -88,12 +84,10 @@ impl Allocation {
 const CLASS_SHIFT: u32 = 32;
 const TAG_SHIFT: u32 = 48;
 
-/// A non-empty block that is being dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeRequest {
     pub(crate) allocation: Allocation,
     pub(crate) size_bytes: u64,
-    /// The stream that the block was allocated on. The stream may be gone.
     pub(crate) owner_stream: StreamId,
     /// The other streams that used the block, in the encoding that [`Clocks::uses`] reads.
     pub(crate) uses: u64,
@@ -109,7 +103,6 @@ impl FreeRequest {
     }
 }
 
-/// The outcome of a free.
 #[derive(Debug)]
 #[must_use = "a failure poisons the pool"]
 pub(crate) struct FreeOutcome {
@@ -125,6 +118,5 @@ pub(crate) struct FreeOutcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
     pub(crate) handles: Vec<(CUmemGenericAllocationHandle, u64)>,
-    /// The offset of the allocation in the first handle.
     pub(crate) offset_bytes: u64,
 }

@@ -55,7 +55,6 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         false
     }
 
-    /// Gives another device access to acquired memory, present and future.
     fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError>;
 
     /// Refuses a hard limit that the driver would not apply. Called before the limit changes.
@@ -68,12 +67,10 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         true
     }
 
-    /// Sets the soft limit. Memory kept beyond it is released when the host waits.
     fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Resets the driver's peak counter, if any.
     fn reset_peak(&self) -> Result<(), DriverError> {
         Ok(())
     }
@@ -90,7 +87,6 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         0
     }
 
-    /// Returns free memory to the device until `keep_bytes` are reserved.
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
 
     /// The memory reserved from the device. `None` if the backend reserves only the memory of live blocks.
@@ -103,7 +99,6 @@ pub(crate) struct DirectBackend<C> {
     device: Device,
     counters: UsageCounters,
     admission: Admission,
-    /// The memory of dropped blocks that the driver refused to free.
     unfreed_bytes: AtomicU64,
     limits: Limits,
     growth: GrowthLog,
@@ -111,11 +106,9 @@ pub(crate) struct DirectBackend<C> {
     activity: Arc<ActivityCounters>,
     idle: Idle,
     is_registered_for_waits: Once,
-    /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     /// Events that the host has not yet waited for, each queued in its stream when the pool last held too much memory; see `eager`.
     unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
-    /// See [`wait_deadline_ms`](crate::conf).
     wait_deadline: Duration,
     calls: C,
 }
@@ -150,7 +143,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         direct
     }
 
-    /// Registers the pool for notifications of host waits, if the backend keeps memory.
     fn register_for_waits(&self) {
         if C::KEEPS_MEMORY {
             self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
@@ -236,7 +228,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         }
     }
 
-    /// The driver calls of this backend.
     #[cfg(feature = "backend-native")]
     pub(super) fn calls(&self) -> &C {
         &self.calls
@@ -389,14 +380,11 @@ struct DirectSearch<'a, C> {
     /// The exponent of the alignment; 0 for the alignment of every block.
     exponent: u32,
     stream: &'a Stream,
-    /// The refusal of the last attempt.
     refusal: Option<Refusal>,
-    /// The counters at the beginning of the pass.
     before: Counts,
 }
 
 impl<C: DriverAllocator> DirectSearch<'_, C> {
-    /// Admits the block against the limits, and allocates it with `acquire`.
     fn attempt(
         &mut self,
         acquire: impl FnOnce(&DirectBackend<C>, u64, &Stream) -> Result<CUdeviceptr, DriverError>,

@@ -82,7 +82,6 @@ impl NativeAllocator {
         Ok(())
     }
 
-    /// Makes it the device's current pool, which `cuMemAllocAsync` allocates from.
     pub(crate) fn make_current(&self) -> Result<(), DriverError> {
         self.has_been_current.store(true, Ordering::Relaxed);
         self.pool.make_current()
@@ -93,12 +92,10 @@ impl NativeAllocator {
         if self.pool.is_current()? { self.pool.make_default_current() } else { Ok(()) }
     }
 
-    /// True if it is the device's current pool.
     pub(crate) fn is_current(&self) -> Result<bool, DriverError> {
         self.pool.is_current()
     }
 
-    /// The driver's counters.
     pub(crate) fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
         let _entered = self.device.enter_relaxed()?;
         Ok(DriverPoolUsage {
@@ -109,7 +106,6 @@ impl NativeAllocator {
         })
     }
 
-    /// True if it was ever made current, so other libraries may have memory from it.
     pub(crate) fn has_been_current(&self) -> bool {
         self.has_been_current.load(Ordering::Relaxed)
     }
@@ -263,5 +259,4 @@ const CAPTURE_BEGUN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 /// The first version that applies `maxSize`; older drivers ignore the field.
 const MAX_SIZE_SINCE: CudaVersion = CudaVersion(12_020);
 
-/// The growth unit of a driver pool.
 const PIECE_BYTES: u64 = 32 << 20;

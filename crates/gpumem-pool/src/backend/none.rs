@@ -42,7 +42,6 @@ impl PlainAllocator {
         Self { kind, activity, rounding_bytes, failed: Mutex::default(), has_refused: AtomicBool::new(false) }
     }
 
-    /// The bytes by which the driver rounds up a block of device memory.
     fn rounding_of(&self, size_bytes: u64) -> u64 {
         if self.kind == MemoryKind::Device && size_bytes > SMALL_BYTES_MAX {
             size_bytes.wrapping_neg() % PAGE_BYTES
@@ -149,7 +148,6 @@ impl DriverAllocator for PlainAllocator {
     }
 }
 
-/// Leaves frees to the device, which calls the driver once their uses are complete.
 fn leave_to(device: &Device, kind: MemoryKind, frees: Vec<FreeRequest>) {
     if frees.is_empty() {
         return;

@@ -78,12 +78,10 @@ impl Interface {
     }
 }
 
-/// A letter of a path or an identifier.
 fn is_of_a_name(letter: char) -> bool {
     letter.is_alphanumeric() || matches!(letter, '_' | ':')
 }
 
-/// A function or an option, by interface.
 struct InterfaceNames {
     /// The name in the texts of this workspace.
     rust: &'static str,

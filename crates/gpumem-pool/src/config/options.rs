@@ -21,7 +21,6 @@ use gpumem_sys::env::Variable;
 /// A given value, and the name under which it was given: a key, or an environment variable.
 pub(crate) type Given<T> = Option<(T, &'static str)>;
 
-/// A name in the table.
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) expected: &'static str,
@@ -93,7 +92,6 @@ macro_rules! item {
     ([$(preset)?] $($text:expr),+) => { "" };
 }
 
-/// Lists a value that profiles preset.
 macro_rules! list_preset {
     ([preset $(hidden)?] $items:ident, $name:ident, $parser:ident($value:expr)) => {
         $items.push(format!("{}:{}", stringify!($name), render::$parser(&$value)));
@@ -101,7 +99,6 @@ macro_rules! list_preset {
     ([$(hidden)?] $($rest:tt)*) => {};
 }
 
-/// The value of a setter's argument.
 macro_rules! value_of {
     ($value:ident) => {
         Ok::<_, ConfigError>($value.into())
@@ -131,7 +128,6 @@ macro_rules! options {
         pub(crate) struct Options { $(pub(crate) $name: Given<$type>,)+ }
 
         impl Options {
-            /// Replaces the options that `later` has.
             pub(crate) fn update(&mut self, later: Self) {
                 $(self.$name = later.$name.or(self.$name.take());)+
             }
@@ -146,7 +142,6 @@ macro_rules! options {
                 self
             }
 
-            /// The options as `key:value,…`.
             pub(crate) fn text(&self) -> String {
                 let mut items = Vec::new();
                 $(items.extend(self.$name.as_ref().map(|(value, _)| {

@@ -11,7 +11,6 @@ use std::sync::Arc;
 pub struct PoolId(u64);
 
 impl PoolId {
-    /// Returns a new identity.
     pub(crate) fn next() -> Self {
         static POOL_COUNT: AtomicU64 = AtomicU64::new(0);
         Self(POOL_COUNT.fetch_add(1, Ordering::Relaxed) + 1)
@@ -38,7 +37,6 @@ pub(crate) struct PoolName {
 }
 
 impl PoolName {
-    /// Names a new pool.
     pub(crate) fn new(given: Option<&str>, parent: Option<&Self>) -> Self {
         let id = PoolId::next();
         let own = given.map_or_else(|| id.number().to_string(), |name| Shown::whole(name).to_string());

@@ -9,7 +9,6 @@ use gpumem_device::Bytes;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// The type of a counted figure, and its value.
 macro_rules! value {
     (time) => {
         Duration
@@ -25,7 +24,6 @@ macro_rules! value {
     };
 }
 
-/// A counted figure in a text.
 macro_rules! shown {
     (bytes, $value:expr) => {
         Bytes($value)
@@ -132,7 +130,6 @@ impl Tally {
     }
 }
 
-/// Counts and times `work`.
 fn timed<R>(count: &Tally, time: &Tally, work: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = work();
@@ -142,17 +139,14 @@ fn timed<R>(count: &Tally, time: &Tally, work: impl FnOnce() -> R) -> R {
 }
 
 impl ActivityCounters {
-    /// Counts and times `call`, a call of the driver for memory.
     pub(crate) fn driver_call<R>(&self, call: impl FnOnce() -> R) -> R {
         timed(&self.driver_call_count, &self.driver_call_time, call)
     }
 
-    /// Counts and times `wait`, in which the host waits for the device.
     pub(crate) fn host_wait<R>(&self, wait: impl FnOnce() -> R) -> R {
         timed(&self.host_wait_count, &self.host_wait_time, wait)
     }
 
-    /// Adds the steps of a request.
     pub(crate) fn add_steps(&self, of_request: impl Iterator<Item = StepCounters>) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         for StepCounters { name, gained_bytes, served_count, took } in of_request {

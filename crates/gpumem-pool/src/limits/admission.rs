@@ -29,13 +29,11 @@ impl Admission {
         self.node.admit(size_bytes).inspect_err(|_| self.budget.give_back(self.kind, size_bytes))
     }
 
-    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.budget.give_back(self.kind, size_bytes);
         self.node.give_back(size_bytes);
     }
 
-    /// The bytes that may still be admitted.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn room_bytes(&self) -> u64 {
         let family_bytes = self.node.room_bytes();
@@ -46,7 +44,6 @@ impl Admission {
         }
     }
 
-    /// The limit that this many further bytes would exceed, if any.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
         let budget = || self.budget.limit_exceeded_by(self.kind, size_bytes).filter(|_| !self.oversubscribes);

@@ -27,7 +27,6 @@ pub(crate) struct DeviceBudget {
 pub(crate) type Available = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 impl DeviceBudget {
-    /// The memory held by the device's pools.
     pub(crate) fn on(device: &Device) -> Arc<Self> {
         device.extension(|| {
             let (driver, ordinal) = (device.driver().clone(), device.ordinal());
@@ -71,7 +70,6 @@ impl DeviceBudget {
         }
     }
 
-    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, kind: MemoryKind, size_bytes: u64) {
         if let Some(own) = self.of(kind) {
             own.fetch_sub(size_bytes, Ordering::SeqCst);
@@ -107,13 +105,11 @@ impl DeviceBudget {
         (!has_room).then(|| self.margin(kind))
     }
 
-    /// The device and unified memory that all pools hold.
     pub(crate) fn held_bytes(&self) -> u64 {
         let unified_bytes = self.unified_bytes.load(Ordering::SeqCst);
         self.device_bytes.load(Ordering::SeqCst).saturating_add(unified_bytes)
     }
 
-    /// The device memory that all pools hold.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.device_bytes.load(Ordering::SeqCst)
     }

@@ -17,7 +17,6 @@ pub(crate) struct LimitNode {
     pub(crate) name: PoolName,
     /// `u64::MAX` means no limit.
     limit_bytes: AtomicU64,
-    /// True if the limit was ever set below the held bytes.
     was_lowered: AtomicBool,
     held_bytes: AtomicU64,
     parent: Option<Arc<LimitNode>>,
@@ -57,12 +56,10 @@ impl LimitNode {
         })
     }
 
-    /// The bytes that the pool and its private pools hold.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// The limit of this node.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::SeqCst)
     }
@@ -92,7 +89,6 @@ impl LimitNode {
         held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
     }
 
-    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         if let Some(parent) = &self.parent {
@@ -100,7 +96,6 @@ impl LimitNode {
         }
     }
 
-    /// The bytes that may still be admitted.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn room_bytes(&self) -> u64 {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
@@ -114,7 +109,6 @@ impl LimitNode {
         self.parent.as_ref().is_none_or(|parent| parent.room_bytes() < own_bytes)
     }
 
-    /// The limit that this many further bytes would exceed, if any.
     pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
         if self.is_exceeded_by(size_bytes) {
             Some(self.exceeded_at(self.held_bytes.load(Ordering::Relaxed)))
@@ -123,7 +117,6 @@ impl LimitNode {
         }
     }
 
-    /// The refusal of this limit at a number of held bytes.
     pub(crate) fn exceeded_at(&self, held_bytes: u64) -> LimitExceeded {
         let by = if self.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
         LimitExceeded { by, owner: Some(self.name.id), limit_bytes: self.limit_bytes(), held_bytes }
@@ -151,7 +144,6 @@ impl LimitNode {
         self.trimmables.add(member);
     }
 
-    /// All pools under the topmost node.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         match &self.parent {

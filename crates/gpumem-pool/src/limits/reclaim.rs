@@ -110,7 +110,6 @@ impl Drop for Registration {
 
 debug_fields!(Registration, it, id: it.id);
 
-/// The holders that are registered with a device.
 #[derive(Default)]
 pub(crate) struct Registry {
     entries: Mutex<Entries>,
@@ -122,11 +121,9 @@ pub(crate) struct Registry {
 struct Entries {
     list: Vec<(u64, Weak<dyn Reclaimable>)>,
     last_id: u64,
-    /// The numbers of the active rounds of callbacks, one for each thread.
     asking: BTreeSet<u64>,
 }
 
-/// The callback to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     Purge,
@@ -134,7 +131,6 @@ pub(crate) enum Round {
 }
 
 impl Registry {
-    /// The holders that are registered with the device.
     pub(crate) fn on(device: &Device) -> Arc<Self> {
         device.extension(Self::default)
     }
@@ -196,7 +192,6 @@ impl Registry {
     }
 }
 
-/// The result of a callback; a failure as text.
 type Asked = Result<(), String>;
 
 /// Runs one callback. `None` if the holder's memory does not help this kind. The holder may be dropped here.

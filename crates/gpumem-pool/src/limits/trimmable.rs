@@ -9,7 +9,6 @@ pub(crate) trait Trimmable: Send + Sync {
     /// Called before a wait for the device: moves the thread caches' memory to a place where the wait makes it releasable.
     fn before_giving(&self) {}
 
-    /// The kind of the cached memory.
     fn kind(&self) -> MemoryKind;
 
     /// Releases the cached memory that is known to be unused. Unless the device is known to be idle, memory whose
@@ -30,7 +29,6 @@ pub(crate) trait Trimmable: Send + Sync {
 pub(crate) struct Trimmables(Mutex<Vec<Weak<dyn Trimmable>>>);
 
 impl Trimmables {
-    /// All pools of the GPU that cache memory.
     pub(crate) fn on(device: &Device) -> Arc<Self> {
         device.extension(Self::default)
     }

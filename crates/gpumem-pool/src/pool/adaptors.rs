@@ -146,11 +146,8 @@ struct Holdings {
     free: Vec<u32>,
 }
 
-/// The memory that a block is, or is part of.
 pub(crate) enum BackingAllocation {
-    /// An allocation of the backend of the block's own pool.
     Own(Allocation),
-    /// A block of another pool, which may have adaptors too.
     Other(StateRef, Allocation),
 }
 
@@ -238,7 +235,6 @@ impl<'a> AdaptedCall<'a> {
         self.hand_out(grant, request.size_bytes())
     }
 
-    /// Calls the adaptor at `level`.
     #[inline]
     fn ask(&self, adaptor: &dyn Adaptor, request: &Request<'_>, level: usize) -> Result<Grant, PoolError> {
         let mut answer = adaptor.alloc(request, Next { call: self, level: level + 1 });
@@ -263,7 +259,6 @@ impl<'a> AdaptedCall<'a> {
         Ok(self.from.stream.check_usable()?)
     }
 
-    /// Allocates from the backend, inside all adaptors.
     #[inline(always)]
     fn alloc_inside(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
         let allocation = match self.pool.hit(size_bytes, alignment, self.from.stream) {
@@ -353,7 +348,6 @@ impl Holdings {
 }
 
 impl Stack {
-    /// Returns `None` without adaptors. `added` lists them innermost first.
     pub(crate) fn new(added: &[Arc<dyn Adaptor>]) -> Option<Self> {
         if added.is_empty() {
             return None;
@@ -361,14 +355,12 @@ impl Stack {
         Some(Self { adaptors: added.iter().rev().cloned().collect(), holdings: Mutex::default() })
     }
 
-    /// Notifies the adaptors that a pool was built with this stack.
     pub(crate) fn open(&self, hub: &Hub) {
         let (settings, gauge) = (&PoolSettings::new(hub), &Gauge::new(&hub.listing));
         let opening = Opening { hub, settings, gauge };
         self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
 
-    /// Notifies the adaptors that the last handle is dropped.
     pub(crate) fn close(&self, pool: PoolId) {
         // A drop must not panic.
         self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(pool))));
@@ -396,7 +388,6 @@ impl Stack {
         })
     }
 
-    /// Returns the nesting depth of other pools' blocks in the block with this number.
     pub(crate) fn nesting(&self, number: u32) -> usize {
         if fork::is_child() {
             return 0;
@@ -412,7 +403,6 @@ impl Stack {
         }
     }
 
-    /// Frees a block of a pool with adaptors. The pool may be gone afterwards.
     #[inline]
     pub(crate) fn free(&self, pool: StateRef, freed: &FreeRequest) {
         if fork::is_child() {
@@ -509,7 +499,6 @@ fn released<'a>(
 /// frees the memory.
 #[must_use = "dropping it gives the memory back"]
 pub struct Grant {
-    /// Moved out when the grant becomes a block or is dropped.
     holding: Holding,
     /// The pool whose adaptors the grant passes. `None` for another pool's block that has not passed an adaptor
     /// yet.
@@ -536,7 +525,6 @@ enum HeldMemory {
     Whole(u64),
     /// Part of a backend allocation, or a block of another pool.
     Special(Box<Special>),
-    /// No memory: it has been moved out.
     Gone,
 }
 
@@ -552,13 +540,10 @@ struct Special {
 }
 
 enum Lender {
-    /// An allocation of the pool's own backend.
     Own { allocation: Allocation, size_bytes: u64 },
-    /// A block of another pool.
     Other(Block),
 }
 
-/// The range of an adaptor before it narrowed the memory.
 struct Narrowing {
     level: usize,
     address: CUdeviceptr,
@@ -634,7 +619,6 @@ impl Grant {
         self.origin().is_some_and(|pool| pool.is_for_host)
     }
 
-    /// The pool whose backend has the memory.
     fn origin(&self) -> Option<StateRef> {
         match self.holding.lent() {
             Some(block) => Some(block.origin()),
@@ -733,7 +717,6 @@ impl Grant {
         pool.count_other();
     }
 
-    /// Takes the holding, which becomes a block.
     fn into_holding(mut self) -> Holding {
         self.holding.take()
     }

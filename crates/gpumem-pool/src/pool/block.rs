@@ -228,7 +228,6 @@ impl Block {
         pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
     }
 
-    /// True if the block was used on another stream or in a capture.
     pub(crate) fn is_recorded(&self) -> bool {
         self.uses.load(Ordering::Relaxed) != 0
     }
@@ -274,7 +273,6 @@ impl Block {
         self.allocation.without_tag()
     }
 
-    /// Returns the nesting depth of other pools' blocks in this block.
     pub(crate) fn nesting(&self) -> usize {
         self.pool.nesting(self.allocation())
     }
@@ -327,7 +325,6 @@ impl Block {
         }
     }
 
-    /// Counts a block as freed for its tag, and frees it.
     #[inline(never)]
     fn drop_tagged(
         pool: StateRef,
@@ -381,7 +378,6 @@ impl Block {
         self.origin().config().kind
     }
 
-    /// Returns the pool whose backend owns the memory.
     pub(crate) fn origin(&self) -> StateRef {
         self.pool.backing_allocation(self.allocation()).0
     }
@@ -781,7 +777,6 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the address and size of a range; `None` if the range is empty.
     fn pages(&self, part: Range<u64>, what: &'static str) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
         if self.kind() != MemoryKind::Unified {
             return Err(PoolError::Unsupported(Unsupported::OnKind {
@@ -927,7 +922,6 @@ impl Block {
         Ok(stream.check_usable()?)
     }
 
-    /// Prepares `stream` for work on the block.
     fn begin_use(&self, stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
         // Queuing the work checks this again. The check here comes before the waits, which would become part of the capture.
         stream.check_runs(operation)?;

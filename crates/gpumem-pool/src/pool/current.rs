@@ -17,7 +17,6 @@ static STACK: Mutex<Guards> = Mutex::new(Guards { entries: Vec::new(), number: 0
 
 struct Guards {
     entries: Vec<CurrentEntry>,
-    /// The number of the last guard.
     number: u64,
 }
 

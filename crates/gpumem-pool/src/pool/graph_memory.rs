@@ -28,7 +28,6 @@ use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The memory that the captures and graphs of one machine keep.
 pub(crate) struct GraphMemory {
     pub(crate) clocks: Arc<Clocks>,
     table: Mutex<Table>,
@@ -46,11 +45,9 @@ struct Table {
 struct GraphEntry {
     /// The first graph of the group whose captures share memory.
     group: u64,
-    /// The blocks that the graph keeps.
     retained: Vec<RetainedBlock>,
 }
 
-/// A block that the program has dropped and a graph keeps.
 struct RetainedBlock {
     pool: StateRef,
     freed: FreeRequest,
@@ -126,7 +123,6 @@ impl GraphMemory {
         chunk.take(size_bytes)
     }
 
-    /// Adds a new chunk, which is handed out whole.
     pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, owner_stream: StreamId) {
         let mut table = self.table();
         let group = table.graphs.get(&graph).map_or(graph, |entry| entry.group);
@@ -297,11 +293,9 @@ struct Chunk {
     owner_stream: StreamId,
     /// True if the host may use the memory. Then data that the host writes into a part must stay until the graph runs.
     is_for_host: bool,
-    /// The graphs that may still use the chunk.
     graphs: Vec<u64>,
     /// True once a graph of another group has used the chunk: the order of their launches is unknown here.
     is_shared: bool,
-    /// The free ranges, in bytes.
     free: FreeVaRanges,
     part_count: usize,
     /// The streams on which the chunk was used outside captures, in the format of [`uses`].
@@ -309,7 +303,6 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Creates a chunk that consists of one part in use.
     fn new(graph: u64, group: u64, pool: StateRef, block: Block, owner_stream: StreamId) -> Self {
         let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![graph]);
         Self {
@@ -334,7 +327,6 @@ impl Chunk {
         address - self.block.address() < self.block.size_bytes()
     }
 
-    /// Returns the whole allocation, and the pool that owns it.
     fn whole(&self) -> (StateRef, Allocation) {
         (self.block.pool, self.block.allocation())
     }
@@ -370,7 +362,6 @@ impl Chunk {
         fitting.map(|(address, free_bytes)| (free_bytes, address)).min()
     }
 
-    /// Allocates from the beginning of the best-fitting range.
     fn take(&mut self, size_bytes: u64) -> Option<CUdeviceptr> {
         let (_, address) = self.best_fit(size_bytes)?;
         self.free.fill(address, rounded(size_bytes));
@@ -404,7 +395,6 @@ impl Drop for Chunk {
     }
 }
 
-/// Returns the bytes that a part occupies in a chunk.
 pub(crate) fn rounded(size_bytes: u64) -> u64 {
     // A size that overflows is unchanged, and refused as too large.
     size_bytes.checked_next_multiple_of(ALIGNMENT_MIN).unwrap_or(size_bytes)

@@ -174,7 +174,6 @@ impl GrowableBlock {
         }
     }
 
-    /// Counts a new size for the block's tag.
     fn count_change(&self, to_bytes: u64) {
         frames::count_change(&self.pool.tags, self.tag_number(), self.size_bytes, to_bytes);
     }
@@ -188,7 +187,6 @@ impl GrowableBlock {
     }
 }
 
-/// The backend, if blocks can grow in place there.
 fn growing(hub: &Hub) -> Result<&CachingPool, PoolError> {
     let what = "grow a block in place";
     hub.backend.growing().ok_or_else(|| match (hub.config().kind, hub.backend.has_plain_segments()) {

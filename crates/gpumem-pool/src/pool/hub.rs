@@ -26,23 +26,19 @@ pub(crate) struct Setup {
     /// The limit of a parent pool, which this pool's memory also counts against.
     pub(crate) parent: Option<Arc<LimitNode>>,
     pub(crate) observer: Option<Observer>,
-    /// The flight recorder.
     pub(crate) witness: Option<Arc<dyn Witness>>,
 }
 
 /// All that a pool's requests need. The requests of blocks and adaptors end here.
 pub(crate) struct Hub {
     pub(crate) setup: Setup,
-    /// The clocks of the device.
     pub(crate) clocks: Arc<Clocks>,
     /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, while the
     /// pool sleeps, or after a failure.
     cache_key: AtomicU64,
     /// The key of the backend's thread caches, which adaptors get their memory from.
     pub(crate) backend_cache_key: u64,
-    /// The entry of the pool in the list of its device.
     pub(crate) listing: Arc<Listing>,
-    /// True if the host may use the memory, as the device reports.
     pub(crate) is_for_host: bool,
     pub(crate) backend: Backend,
     pub(crate) limits: Limits,
@@ -107,7 +103,6 @@ impl Hub {
         &self.setup.config
     }
 
-    /// Adds a recorder of refusals.
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
         self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).push(witness);
     }
@@ -174,7 +169,6 @@ impl Hub {
         }
     }
 
-    /// Refuses requests while the pool sleeps.
     #[inline]
     pub(crate) fn check_awake(&self) -> Result<(), PoolError> {
         if self.sleep_state.is_awake() {
@@ -234,7 +228,6 @@ impl Hub {
         Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
     }
 
-    /// The private pools of the pool `id`, recursively.
     pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
         self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
     }

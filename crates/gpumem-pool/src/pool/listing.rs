@@ -9,7 +9,6 @@ use gpumem_device::Device;
 use gpumem_device::internal::PeerDevice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The entry of a pool in the list of its device, which holds a weak reference to it.
 pub(crate) struct Listing {
     name: PoolName,
     device: Device,
@@ -33,7 +32,6 @@ impl Listing {
         })
     }
 
-    /// The pool, and the pool that it is private to.
     pub(super) fn lineage(&self) -> (PoolId, Option<PoolId>) {
         (self.name.id, self.parent.as_ref().map(|parent| parent.name.id))
     }
@@ -43,7 +41,6 @@ impl Listing {
         self.peers.open(&self.device, self.kind, &self.backend, peer)
     }
 
-    /// The name and the figures of the pool.
     pub(super) fn usage(&self) -> PoolUsage {
         let counts = self.backend.counts();
         // If the driver's query fails, as on a lost device, the memory of live blocks is still known.
@@ -83,12 +80,10 @@ impl Listings {
         device.extension(Self::default)
     }
 
-    /// The name and the figures of each pool.
     pub(super) fn usage(&self) -> Vec<PoolUsage> {
         self.live().iter().map(|pool| pool.usage()).collect()
     }
 
-    /// Lists a pool until it is dropped.
     pub(super) fn add(&self, pool: &Arc<Listing>) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| pool.strong_count() > 0);
@@ -101,7 +96,6 @@ impl Listings {
     }
 }
 
-/// The other devices that have access to a pool's memory.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     /// A bit for each of the first 64 ordinals.
@@ -126,7 +120,6 @@ impl Peers {
         self.granted().iter().map(|granted| granted.peer).collect()
     }
 
-    /// Gives a device access, once.
     fn open(
         &self,
         device: &Device,

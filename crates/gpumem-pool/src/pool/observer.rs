@@ -8,7 +8,6 @@ use gpumem_device::internal::ReentrancyGuard;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A callback that receives each refusal before the request returns.
 #[derive(Clone)]
 pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 

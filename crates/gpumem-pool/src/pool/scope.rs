@@ -52,7 +52,6 @@ pub struct Scope {
 #[derive(Clone)]
 pub struct Tag {
     name: Arc<str>,
-    /// The serial number of the pool's tags.
     serial: u64,
     number: u16,
     _held: HeldName,

@@ -95,7 +95,6 @@ impl ExportedHandle {
 #[must_use = "dropping it takes the memory away"]
 pub struct ImportedBlock {
     device: Device,
-    /// The start address of the first handle.
     base: CUdeviceptr,
     addresses_bytes: u64,
     /// The sizes of the handles that are mapped, side by side.
@@ -228,7 +227,6 @@ impl ImportedBlock {
     }
 }
 
-/// A call of the driver.
 type DriverCall<'a> = dyn Fn() -> Result<(), DriverError> + 'a;
 
 /// Unmaps the handles of an imported block, which no work uses, and frees its addresses. After a failure it may be called again. `call` makes

@@ -17,10 +17,8 @@ use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use gpumem_device::Device;
 
-/// The state of a pool that may sleep.
 #[derive(Debug, Default)]
 pub(crate) struct SleepState {
-    /// [`AWAKE`], [`ASLEEP`] or [`CHANGING`].
     now: AtomicU8,
     /// True once an adaptor has hidden bytes of a block, which must be kept.
     has_hidden_bytes: AtomicBool,
@@ -35,7 +33,6 @@ pub(super) struct Obstacle {
 /// A change of the state. Other threads cannot change it until this is dropped.
 pub(super) struct SleepChange<'a> {
     state: &'a SleepState,
-    /// The state afterwards.
     pub(super) to: u8,
 }
 
@@ -51,7 +48,6 @@ impl SleepState {
         self.now.load(Ordering::Relaxed) == AWAKE
     }
 
-    /// Records that an adaptor has its own bytes in the memory.
     pub(crate) fn note_hidden_bytes(&self) {
         self.has_hidden_bytes.store(true, Ordering::SeqCst);
     }

@@ -20,18 +20,15 @@ use gpumem_sys::fork;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The shared state of a pool, alive as long as a handle or a block of it.
 pub(crate) struct State {
     hub: Hub,
     pub(crate) graph_memory: Arc<GraphMemory>,
-    /// The adaptors around the backend, if any.
     stack: Option<Stack>,
     /// The adaptors that the pool was built with, innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
     parts: Mutex<PoolParts>,
 }
 
-/// The parts of a pool, which sleep separately.
 #[derive(Default)]
 pub(crate) struct PoolParts {
     pub(crate) by_name: BTreeMap<String, PoolHandle>,
@@ -163,7 +160,6 @@ impl StateRef {
         }
     }
 
-    /// Like `put_back_small`, for any size.
     pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
         match self.fast_path_key() {
             Some(key) => self.backend.put_back(key, allocation, size_bytes, owner_stream),
@@ -353,7 +349,6 @@ impl State {
         (uses & GRAPH_BIT == 0 && self.clocks.captures().slow_path().is_none()).then_some(stack)
     }
 
-    /// Gives another device access to the memory, once.
     pub(crate) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         self.check_usable()?;
         let device = self.device();
@@ -369,7 +364,6 @@ impl State {
         self.open_to(named)
     }
 
-    /// Gives access to the devices that the configuration names.
     pub(crate) fn open_to_configured(&self) -> Result<(), PoolError> {
         let device = self.device();
         let (ordinals, are_required) = match &self.config().peers {
@@ -406,7 +400,6 @@ impl State {
         self.family().iter().try_for_each(|pool| pool.open_to(peer))
     }
 
-    /// Waits for the work of all devices that have access to the memory.
     pub(crate) fn wait_for_peers(&self) -> Result<(), PoolError> {
         let driver = self.device().driver();
         for peer in self.listing.peers.list() {

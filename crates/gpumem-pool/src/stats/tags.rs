@@ -21,7 +21,6 @@ use share::Peak;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The tags of one pool.
 pub(crate) struct Tags {
     /// Unique to the pool, never reused: threads find their shares by it.
     pub(crate) serial: u64,
@@ -37,14 +36,12 @@ pub(crate) struct TagCounters {
 
 #[derive(Default)]
 struct TagShares {
-    /// By tag.
     shares: BTreeMap<u16, Vec<Arc<Share>>>,
     peaks: BTreeMap<u16, Arc<Peak>>,
     /// Counts of threads whose thread-local storage was gone, minus the counts of forgotten names.
     elsewhere: BTreeMap<u16, Counters>,
 }
 
-/// The sum of one tag.
 #[derive(Clone)]
 pub(crate) struct TagSum {
     pub(crate) name: Arc<str>,
@@ -151,14 +148,12 @@ impl Tags {
         self.counters.sums()
     }
 
-    /// Resets the peaks to the current use.
     pub(crate) fn reset_peaks(&self) {
         let all = self.counters.lock();
         all.shares.values().flatten().for_each(|share| share.reset_peak());
         all.peaks.values().for_each(|peak| peak.reset());
     }
 
-    /// The largest holders, for a report.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         let mut sums = self.sums();
         sums.retain(|sum| sum.counters.in_use_bytes() > 0);
@@ -174,7 +169,6 @@ impl Tags {
 }
 
 impl TagCounters {
-    /// The bytes in use of each tag.
     pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {
         self.sums().into_iter().map(|sum| (sum.name, sum.counters.in_use_bytes())).collect()
     }
@@ -219,7 +213,6 @@ impl TagShares {
         sum.in_use_bytes() == 0 && sum.block_count() == 0
     }
 
-    /// Resets an unused tag.
     fn clear(&mut self, tag: u16) {
         let sum = self.sum(tag);
         if sum != Counters::default() {
@@ -249,7 +242,6 @@ fn place(serial: u64, tag: u16) -> usize {
     serial.wrapping_mul(3).wrapping_add(u64::from(tag)) as usize % CACHE_COUNT
 }
 
-/// All shares of this thread.
 struct OwnShares {
     shares: BTreeMap<(u64, u16), Arc<Share>>,
     /// At this number of shares, those of dropped pools are removed.
@@ -289,10 +281,8 @@ thread_local! {
     static SHARES: RefCell<OwnShares> = const { RefCell::new(OwnShares { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
 }
 
-/// The minimum number of shares before a removal pass.
 const DUE_COUNT_MIN: usize = 16;
 
-/// The number of tags that a report names.
 const HOLDER_COUNT_MAX: usize = 5;
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use gpumem_device::StreamId;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The counters of one pool. Shared by all threads.
 #[derive(Debug, Default)]
 pub(crate) struct UsageCounters(Mutex<Usage>);
 
@@ -14,7 +13,6 @@ pub(crate) struct UsageCounters(Mutex<Usage>);
 pub(crate) struct Usage {
     pub(crate) total: Counters,
     pub(crate) in_use_peak_bytes: u64,
-    /// The counters of streams that have live blocks.
     pub(crate) streams: BTreeMap<StreamId, Counters>,
 }
 

@@ -37,7 +37,6 @@ impl Book {
         entries.push(entry);
     }
 
-    /// The numbers of the pools that are gone.
     pub(super) fn gone(&self) -> Vec<u32> {
         self.entries().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
     }
@@ -46,7 +45,6 @@ impl Book {
         self.entries().retain(|entry| !pools.contains(&entry.settings.pool));
     }
 
-    /// The figures of a pool that exists.
     pub(super) fn figures(&self, pool: u32) -> Option<Figures> {
         let gauge = self.entries().iter().find(|entry| entry.settings.pool == pool)?.gauge.clone();
         gauge.read()
@@ -80,7 +78,6 @@ impl Book {
         new
     }
 
-    /// The figures of all pools that exist.
     pub(super) fn all_figures(&self) -> Vec<(u32, Figures)> {
         let gauges: Vec<_> =
             self.entries().iter().map(|entry| (entry.settings.pool, entry.gauge.clone())).collect();

@@ -27,7 +27,6 @@ pub(crate) struct Flight {
     process: u32,
 }
 
-/// The events and the pools.
 struct Log {
     rings: Rings,
     book: Book,
@@ -63,7 +62,6 @@ impl Flight {
         Self { log, path: path.into(), is_own: Mutex::new(false), process: std::process::id() }
     }
 
-    /// The content of the file: the last events of all threads, and the report.
     fn bytes(&self, pool: PoolId, report: &OutOfMemory) -> Vec<u8> {
         let Log { rings, book } = &*self.log;
         let (last, overwritten_count) = rings.last();

@@ -20,7 +20,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(super) struct Recorder {
     pub(super) rings: Rings,
-    /// The pools.
     pub(super) book: Book,
     /// The id of the process. A forked child has no writer thread.
     process: u32,
@@ -89,7 +88,6 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Records an event of this thread.
     #[inline]
     pub(super) fn record(&self, raw: Raw) {
         match self.rings.record(raw) {
@@ -106,7 +104,6 @@ impl Recorder {
         }
     }
 
-    /// Waits until the writer has written everything recorded so far.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         self.ask(timeout, false)
     }
@@ -126,7 +123,6 @@ impl Recorder {
         !timed_out.timed_out() && !core::mem::take(&mut flushes.has_failed)
     }
 
-    /// Flushes, and ends the writer.
     pub(super) fn finish(&self, timeout: Duration) {
         self.ask(timeout, true);
         self.rings.close();
@@ -141,7 +137,6 @@ impl Recorder {
 struct Writer {
     recorder: Arc<Recorder>,
     output: Output,
-    /// The number of this trace, in all its parts.
     trace: u64,
     events: Vec<Timed>,
     bytes: Vec<u8>,
@@ -151,7 +146,6 @@ struct Writer {
     parts: Option<Parts>,
 }
 
-/// The state for the next part of a trace.
 #[derive(Default)]
 struct Parts {
     part_bytes: u64,
@@ -281,7 +275,6 @@ impl Parts {
     }
 }
 
-/// The beginning of a file.
 pub(super) fn first_bytes(trace: u64, part: u32, overwritten_count: u64) -> Vec<u8> {
     let mut bytes = format::header();
     format::add_part(&mut bytes, trace, part, overwritten_count);
@@ -302,5 +295,4 @@ pub(super) fn part_bytes(limit_bytes: u64) -> u64 {
     limit_bytes / (file::EARLIER_COUNT as u64 + 1)
 }
 
-/// The time between two passes over the rings.
 const PAUSE: Duration = Duration::from_millis(50);

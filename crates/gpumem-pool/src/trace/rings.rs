@@ -15,7 +15,6 @@ pub(super) struct Rings {
     list: Mutex<RingList>,
     /// The held bytes of pools at their last events, by the pool's number. Pools that share an entry record more events.
     held_bytes: [AtomicU64; HELD_COUNT],
-    /// The losses of rings that were removed.
     dropped_count: AtomicU64,
 }
 
@@ -27,7 +26,6 @@ struct RingList {
 }
 
 thread_local! {
-    /// This thread's ring of each recorder.
     static OWN: RefCell<Vec<(u64, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -45,7 +43,6 @@ impl Rings {
         }
     }
 
-    /// Records an event of this thread.
     #[inline]
     pub(super) fn record(&self, raw: Raw) -> Level {
         let now_ns = self.now_ns();
@@ -99,7 +96,6 @@ impl Rings {
         place.load(Ordering::Relaxed) != held_bytes && place.swap(held_bytes, Ordering::Relaxed) != held_bytes
     }
 
-    /// All rings.
     pub(super) fn all(&self) -> Vec<Arc<Ring>> {
         self.list().all.clone()
     }
@@ -125,7 +121,6 @@ impl Rings {
         (last, put_count.saturating_sub(kept_count))
     }
 
-    /// The time for an event that is recorded now.
     pub(super) fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }

@@ -45,7 +45,6 @@ struct Filling {
 pub(super) type Done = (Edges, Vec<u8>, Vec<u8>);
 
 impl Slots {
-    /// Allocates a slab for the device, unless it has one.
     pub(super) fn prepare(&self, device: &Device) -> Result<(), PoolError> {
         let mut slabs = self.lock();
         if !slabs.iter().any(|slab| slab.is_of(device)) {
@@ -85,7 +84,6 @@ impl Slots {
         true
     }
 
-    /// The blocks whose copies are complete.
     pub(super) fn done(&self) -> Vec<Done> {
         let mut slabs = self.lock();
         slabs.iter_mut().flat_map(Slab::done).collect()

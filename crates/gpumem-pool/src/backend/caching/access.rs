@@ -10,7 +10,6 @@ use gpumem_sys::types::{
 };
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The type of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeapMemory {
     /// Handles, mapped where the heap needs them.
@@ -75,7 +74,6 @@ impl MemoryAccess {
         work(&self.granted.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The properties for creating a handle.
     pub(super) fn props(&self) -> CUmemAllocationProp {
         let requested = if self.handle_use.exportable {
             CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -95,7 +93,6 @@ impl MemoryAccess {
     }
 }
 
-/// Read and write access for a device.
 pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: location(device),
@@ -103,7 +100,6 @@ pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
     }
 }
 
-/// No access for a device.
 pub(super) fn none_of(device: CUdevice) -> CUmemAccessDesc {
     CUmemAccessDesc { location: location(device), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE }
 }

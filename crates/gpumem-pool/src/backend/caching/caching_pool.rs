@@ -73,10 +73,8 @@ pub(crate) struct CachingPool {
     access: MemoryAccess,
     growth: GrowthLog,
     tags: TagCounters,
-    /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     idle: Idle,
-    /// True if the device notifies this pool of host waits.
     is_registered_for_waits: Once,
     /// The reason for plain segments, if virtual memory was wanted.
     lack: Option<String>,
@@ -146,7 +144,6 @@ impl CachingPool {
         taken.flatten().map(|(class, block)| of_class(class, block))
     }
 
-    /// Counts a block that the heap has handed out.
     fn count_out(&self, stream: StreamId, size_bytes: u64) {
         if self.with_cache_or_adopt(stream, |set| set.count_out(size_bytes)) != Some(true) {
             self.thread_caches.count_out(stream.as_u64(), size_bytes);
@@ -173,7 +170,6 @@ impl CachingPool {
         cache::with_cache_or_adopt(self.cache_key, stream.as_u64(), adopt, work)
     }
 
-    /// Adapts the combined capacity of the thread caches to the heap.
     pub(super) fn set_cache_cap(&self, core: &Core) {
         self.thread_caches.set_cap(core.heap.magazine_bytes());
     }
@@ -223,7 +219,6 @@ impl CachingPool {
         self.access.memory == HeapMemory::Virtual
     }
 
-    /// The counters of live blocks.
     pub(super) fn counts(&self) -> Counts {
         let (sum, core) = (self.thread_caches.counters().shown(), self.core());
         // While other threads allocate and free, the sums may include only part of their operations.
@@ -246,7 +241,6 @@ impl CachingPool {
         Ok(self.trim(keep_bytes)?)
     }
 
-    /// The counters of driver calls and waits.
     pub(super) fn activity(&self) -> &ActivityCounters {
         &self.access.activity
     }

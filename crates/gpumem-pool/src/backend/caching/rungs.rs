@@ -383,7 +383,6 @@ fn is_small(request: &BlockRequest) -> bool {
     request.size_bytes <= SizeClass::SIZE_BYTES_MAX
 }
 
-/// The smallest handle.
 const HANDLE_BYTES: u64 = 2 << 20;
 
 /// The number of mappings below the kept count that are unmapped at a time: few, so that no allocation pays for many others.

@@ -30,7 +30,6 @@ impl<'a> Vmm<'a> {
         self.count(|| unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) })
     }
 
-    /// Counts and times a call.
     fn count<R>(&self, call: impl FnOnce() -> R) -> R {
         self.access.activity.driver_call(call)
     }
@@ -59,7 +58,6 @@ impl<'a> Vmm<'a> {
         self.count(|| unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) })
     }
 
-    /// Creates a stream that waits for no other stream.
     pub(super) fn create_stream(&self) -> Result<Handle<CUstream_st>, DriverError> {
         let mut stream = core::ptr::null_mut();
         // SAFETY: `stream` outlives the call.
@@ -67,7 +65,6 @@ impl<'a> Vmm<'a> {
         Ok(Handle(stream))
     }
 
-    /// Queues a write to a range that is mapped and open.
     pub(super) fn fill(
         &self,
         address: u64,
@@ -78,7 +75,6 @@ impl<'a> Vmm<'a> {
         unsafe { self.driver.cuMemsetD8Async(address, 0, size_bytes as usize, stream.0) }
     }
 
-    /// True if all work of the stream is complete.
     pub(super) fn is_idle(&self, stream: &Handle<CUstream_st>) -> Result<bool, DriverError> {
         // SAFETY: the stream is alive.
         match unsafe { self.driver.cuStreamQuery(stream.0) } {

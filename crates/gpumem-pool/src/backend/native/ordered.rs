@@ -89,7 +89,6 @@ impl Ordered {
         Ok(is_queued)
     }
 
-    /// The pool's own stream, created on first use. `None` while there are too many streams.
     fn sweeper(&self) -> Result<Option<Stream>, DriverError> {
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         if sweeper.is_none() {

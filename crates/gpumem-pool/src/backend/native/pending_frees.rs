@@ -8,17 +8,14 @@ use gpumem_sys::types::CUdeviceptr;
 use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory of a dropped block, with the uses that may still be pending.
 pub(super) struct PendingFree {
     pub(super) address: CUdeviceptr,
     pub(super) stamps: Vec<Stamp>,
 }
 
-/// The frees that wait for their uses or for a thread that may call the driver, and those that failed.
 #[derive(Default)]
 pub(super) struct PendingFrees {
     waiting: Mutex<Vec<PendingFree>>,
-    /// Frees that failed. They are retried when the pool ends.
     failed: Mutex<Vec<PendingFree>>,
     /// True if any free is waiting. Each allocation checks it.
     has_waiting: AtomicBool,

@@ -58,20 +58,16 @@ impl fmt::Display for Growth {
     }
 }
 
-/// A pool's counters at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) in_use_bytes: u64,
     pub(crate) block_count: u64,
     pub(crate) allocation_count: u64,
-    /// The bytes in use of each tag.
     pub(crate) tags: Vec<(Arc<str>, u64)>,
 }
 
-/// The most recent samples.
 #[derive(Debug, Default)]
 pub(crate) struct GrowthLog {
-    /// The use at which the next sample is due.
     due_bytes: AtomicU64,
     samples: Mutex<Samples>,
 }
@@ -79,12 +75,10 @@ pub(crate) struct GrowthLog {
 #[derive(Debug, Default)]
 struct Samples {
     last: VecDeque<Sample>,
-    /// The number of samples ever taken.
     count: usize,
 }
 
 impl GrowthLog {
-    /// True if this use makes a sample due.
     #[inline]
     pub(crate) fn is_due(&self, in_use_bytes: u64) -> bool {
         in_use_bytes >= self.due_bytes.load(Ordering::Relaxed).max(1)
@@ -126,7 +120,6 @@ impl GrowthLog {
     }
 }
 
-/// A sample and a later one.
 struct Pair<'a>(&'a Sample, &'a Sample);
 
 impl<'a> From<(&'a Sample, &'a Sample)> for Pair<'a> {

@@ -30,12 +30,10 @@ impl<'a> Opening<'a> {
         self.hub.device()
     }
 
-    /// Passes the refusals that end a request of this pool to `witness`.
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
         self.hub.add_witness(witness);
     }
 
-    /// Returns the names of the pool's tags, including those added later.
     pub(crate) fn names(&self) -> &'a Arc<Names> {
         self.hub.tags.names()
     }

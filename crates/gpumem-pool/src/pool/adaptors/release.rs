@@ -12,7 +12,6 @@ use gpumem_sys::{Driver, DriverError};
 pub struct Release<'a> {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
-    /// The adaptor's range before it narrowed the memory.
     pub(super) whole: (CUdeviceptr, u64),
     pub(super) owner_stream: StreamId,
     pub(super) uses: u64,
@@ -65,7 +64,6 @@ impl<'a> Release<'a> {
         self.device.clocks().users(self.uses)
     }
 
-    /// True if the caller of the free has guaranteed that all uses are complete.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete.get()
     }

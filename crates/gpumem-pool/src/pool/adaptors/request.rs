@@ -15,7 +15,6 @@ pub struct Request<'a> {
     origin: &'a RequestedFrom<'a>,
 }
 
-/// The pool, the stream and the tag of a request.
 pub(super) struct RequestedFrom<'a> {
     pub(super) hub: &'a Hub,
     pub(super) stream: &'a Stream,
@@ -65,7 +64,6 @@ impl<'a> Request<'a> {
         self.origin.hub.tags.names().get(self.origin.tag)
     }
 
-    /// Returns the number of the request's tag; 0 means no tag.
     pub(crate) fn tag_number(&self) -> u16 {
         self.origin.tag
     }

@@ -50,11 +50,9 @@ impl PoolSettings {
     }
 }
 
-/// The memory of a pool, while it exists.
 #[derive(Clone, Default)]
 pub(crate) struct Gauge(Option<Weak<Listing>>);
 
-/// The figures of a pool at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) reserved_bytes: u64,

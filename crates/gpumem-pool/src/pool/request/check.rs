@@ -7,13 +7,11 @@ use crate::error::{PoolError, Refusal, Requested};
 use crate::pool::hub::Hub;
 use gpumem_device::Stream;
 
-/// The checks of a request that names a stream.
 pub(crate) fn usable(hub: &Hub, stream: &Stream) -> Result<(), PoolError> {
     hub.check_usable()?;
     hub.check_stream(stream)
 }
 
-/// Refuses a size that the device cannot have.
 pub(crate) fn size(hub: &Hub, size_bytes: u64) -> Result<(), PoolError> {
     let device_bytes = hub.device().total_bytes();
     // Unified memory with oversubscription and host memory need not fit into the device; the driver decides

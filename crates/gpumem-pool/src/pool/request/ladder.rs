@@ -25,7 +25,6 @@ use gpumem_device::CaptureModeGuard;
 use gpumem_device::internal::deadline;
 use std::time::Instant;
 
-/// A rung outside the pool.
 #[derive(Clone, Copy)]
 enum OutsideRung {
     Callbacks(Round),
@@ -85,7 +84,6 @@ fn climb_until_found<T>(
     }
 }
 
-/// One pass over the backend's rungs.
 fn climb_once<T>(
     hub: &Hub,
     search: &mut dyn Search<T>,
@@ -155,7 +153,6 @@ pub(crate) fn retry_over_budget<T>(
     climb(hub, &mut OverBudget { error, request })
 }
 
-/// Runs all registered reclaim callbacks, regardless of what they release.
 pub(crate) fn run_all_callbacks(hub: &Hub) {
     for round in [Round::Purge, Round::Release] {
         // A callback that fails is treated like one that has nothing to release.
@@ -168,7 +165,6 @@ fn run_callbacks(hub: &Hub, round: Round, until: Instant) -> Option<Vec<String>>
     Registry::on(hub.device()).ask(round, hub.config().kind, until)
 }
 
-/// Returns the deadline for waits of this thread's request.
 fn deadline_of(hub: &Hub) -> Instant {
     deadline::until(hub.config().tuning.wait_deadline)
 }
@@ -208,10 +204,8 @@ fn room_bytes(hub: &Hub) -> i64 {
         hub.reserved_bytes().map_or(0, |reserved_bytes| reserved_bytes.saturating_sub(in_use_bytes));
     i64::try_from(free_bytes.saturating_add(cached_bytes)).unwrap_or(i64::MAX)
 }
-/// The attempts of a request.
 struct Course {
     attempts: Vec<Attempt>,
-    /// The rung that found memory for the request.
     served_by: Option<&'static str>,
 }
 
@@ -244,7 +238,6 @@ impl Course {
     }
 }
 
-/// The growth of a measure of free memory.
 fn gain(before_bytes: i64, now_bytes: i64) -> u64 {
     now_bytes.saturating_sub(before_bytes).max(0).unsigned_abs()
 }

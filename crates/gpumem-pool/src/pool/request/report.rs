@@ -35,7 +35,6 @@ pub(crate) struct Kept {
     pub(crate) capture_stream: Option<StreamId>,
 }
 
-/// Where a request came from.
 pub(crate) struct Origin {
     /// The size of a block before the adaptors changed it; `None` for a growth and a reservation.
     pub(crate) size_bytes: Option<u64>,
@@ -59,7 +58,6 @@ impl Drop for Outer {
     }
 }
 
-/// The name of the attempt to release the cached memory of other pools.
 pub(super) const OTHERS_TRIMMED: &str = "release cached memory of other pools";
 
 /// The unit in which the driver's pool counts.
@@ -85,7 +83,6 @@ pub(crate) fn out_of_memory_error(hub: &Hub, shortage: &Shortage, attempts: Vec<
     PoolError::refused(report)
 }
 
-/// Adds the figures of the device and the backend.
 fn add_figures(hub: &Hub, report: &mut OutOfMemory) -> Result<(), PoolError> {
     let info = hub.device().memory_info()?;
     (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);

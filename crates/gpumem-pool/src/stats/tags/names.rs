@@ -25,10 +25,8 @@ pub(super) struct NameTable {
     in_use: BTreeMap<Arc<str>, NameUse>,
     /// The names of the numbers given so far, number 1 first; `None` for numbers that are free.
     given: Vec<Option<Arc<str>>>,
-    /// Numbers that were given and are free.
     free: Vec<u16>,
     is_recorded: bool,
-    /// The number of uses of all names.
     use_count: u64,
     /// The number of further names before unused ones are forgotten.
     left_count: usize,
@@ -63,7 +61,6 @@ impl Names {
         self.table().given.get(index).cloned().flatten()
     }
 
-    /// The name of a number that is in use.
     pub(crate) fn hold(&self, number: u16) -> Option<HeldName> {
         if fork::is_child() {
             return None;
@@ -94,7 +91,6 @@ impl Names {
 }
 
 impl NameTable {
-    /// A name that has a number already.
     pub(super) fn find(&mut self, name: &str) -> Option<HeldName> {
         self.use_count += 1;
         let found = self.in_use.get_mut(name)?;

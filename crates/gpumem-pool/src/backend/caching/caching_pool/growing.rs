@@ -60,20 +60,17 @@ impl CachingPool {
     }
 }
 
-/// Memory that is reserved for an extent, or ahead of blocks.
 struct GrowSearch<'a> {
     pool: &'a CachingPool,
     goal: Goal,
     size_bytes: u64,
     /// The last refusal; `None` if a limit left too little for a call of the driver.
     refusal: Option<Refusal>,
-    /// The counters at the beginning of the pass.
     before: Counts,
 }
 
 #[derive(Clone, Copy)]
 enum Goal {
-    /// The extent with this id has the size.
     Extent(u64),
     /// Blocks have so much memory together, in few adjacent handles, as large blocks need.
     Blocks,

@@ -22,7 +22,6 @@ impl Core {
         self.heap.is_sleeping() || self.extents.is_sleeping
     }
 
-    /// The memory that sleeps, in bytes.
     pub(super) fn sleeping_bytes(&self) -> u64 {
         self.heap.sleeping_bytes() + self.extents.sleeping_bytes()
     }

@@ -16,17 +16,14 @@ pub(super) fn leave(device: &Device, access: &MemoryAccess, ranges: Vec<(u64, u6
     OrphanedHeap { access: access.for_orphaned_heap(), heap, extents, ranges }.defer(device);
 }
 
-/// The heap of a pool that is gone, and its addresses.
 pub(super) struct OrphanedHeap {
     pub(super) access: MemoryAccess,
     pub(super) heap: Heap,
     pub(super) extents: Extents,
-    /// The address ranges that have not been freed.
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
 impl OrphanedHeap {
-    /// Leaves the memory to the device's maintenance.
     pub(super) fn defer(mut self, device: &Device) {
         let (kind, waits) = (self.access.admission.kind, self.waits());
         let release = move |driver: &Driver, clocks: &Clocks, how| self.give_back(driver, clocks, how);

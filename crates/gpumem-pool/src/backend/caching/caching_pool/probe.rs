@@ -60,9 +60,7 @@ pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<D
     }
 }
 
-/// Memory, addresses and a stream that must be released.
 struct Trial {
-    /// The stream's context.
     context: Handle<CUctx_st>,
     address: Option<u64>,
     handle: Option<RawHandle>,

@@ -71,7 +71,6 @@ impl CachingPool {
         }
     }
 
-    /// Records a marker in each stream, and polls for completed markers.
     pub(in super::super) fn poll_with_markers(&self, streams: Vec<StreamIndex>) -> Result<(), DriverError> {
         streams.into_iter().try_for_each(|stream| self.clocks().record_marker(stream).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
@@ -144,7 +143,6 @@ impl CachingPool {
         core
     }
 
-    /// See [`Counts::may_fit_since`].
     pub(in super::super) fn may_repeat(&self, before: &Counts, size_bytes: u64) -> bool {
         let most_bytes = self.limits.hard_bytes().unwrap_or(self.device.total_bytes());
         self.counts().may_fit_since(before, size_bytes, most_bytes)
@@ -165,7 +163,6 @@ impl CachingPool {
         self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node.limit_bytes())
     }
 
-    /// Registers the pool for notifications of host waits.
     pub(super) fn register_for_waits(&self) {
         self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
     }

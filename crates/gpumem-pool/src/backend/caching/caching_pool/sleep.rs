@@ -20,9 +20,7 @@ use gpumem_device::DeviceError;
 use gpumem_sys::DriverError;
 use std::sync::PoisonError;
 
-/// During sleep the pool above lets no operation use the addresses, and requests no block.
 impl CachingPool {
-    /// Refuses memory that cannot sleep.
     pub(crate) fn check_sleeps(&self) -> Result<(), PoolError> {
         const WHAT: &str = "sleep";
         match self.access.memory {
@@ -34,7 +32,6 @@ impl CachingPool {
         }
     }
 
-    /// The addresses that sleep.
     pub(crate) fn addresses(&self) -> Vec<Range<u64>> {
         let blocks = self.ranges.iter().map(|(address, size_bytes)| *address..address + size_bytes);
         blocks.chain(self.core().extents.ranges()).collect()
@@ -85,22 +82,17 @@ impl CachingPool {
         climb(&mut WakeSearch { pool: self, size_bytes, refusal: None })
     }
 
-    /// True if a part of the memory sleeps.
     pub(crate) fn is_asleep(&self) -> bool {
         self.core().is_sleeping()
     }
 }
 
-/// The reason why memory does not wake.
 enum WakeFailure {
-    /// Physical memory could not be created or mapped.
     Memory(Refusal),
-    /// The contents could not be restored.
     Contents(PoolError),
 }
 
 impl CachingPool {
-    /// The error of an operation that needs sleeping memory.
     pub(in super::super) fn asleep(&self) -> PoolError {
         PoolError::Device(DeviceError::Asleep { pool: self.limits.node.name.as_str().into() })
     }
@@ -204,7 +196,6 @@ impl CachingPool {
     }
 }
 
-/// A request to wake memory, once the device and the limits have room for it.
 struct WakeSearch<'a> {
     pool: &'a CachingPool,
     size_bytes: u64,
