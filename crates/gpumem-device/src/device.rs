@@ -89,12 +89,10 @@ pub struct WeakDevice(Weak<Inner>);
 
 struct Inner {
     primary: PrimaryContext,
-    /// Shared by all devices of the machine.
     clocks: Arc<Clocks>,
     common: Arc<Common>,
     name: String,
     total_bytes: u64,
-    /// True if the device uses the host's memory.
     is_integrated: bool,
     compute_capability: (u32, u32),
     /// The streams that notify of completed work.
@@ -529,7 +527,6 @@ impl Inner {
     }
 }
 
-/// The devices of these contexts.
 fn devices_of(contexts: Vec<HeldContext>) -> Vec<Device> {
     contexts.into_iter().filter_map(Device::of).collect()
 }

@@ -22,7 +22,6 @@ pub struct Captures {
     table: Mutex<BTreeMap<u64, Record>>,
 }
 
-/// A capture, and later its graph and executables.
 #[derive(Default)]
 struct Record {
     handle_count: usize,
@@ -31,9 +30,7 @@ struct Record {
     is_ending: bool,
     /// The stream that the capture began on, and the thread that must end it.
     origin: Option<(StreamIndex, ThreadNumber)>,
-    /// The devices of the members.
     devices: Vec<WeakContext>,
-    /// The streams that are known to be part of the capture.
     members: BTreeSet<StreamIndex>,
     /// The first stream of the capture and the streams that joined it. The clones keep owned streams alive until the
     /// capture ends: the driver breaks a capture when one of its streams is destroyed.
@@ -42,9 +39,7 @@ struct Record {
     after: Vec<(StreamIndex, Stamp)>,
     /// Uses, outside the graph, of released parts of its memory: launches must follow them too.
     after_parts: Vec<Stamp>,
-    /// The streams that own memory of the capture.
     owner_streams: BTreeSet<StreamIndex>,
-    /// The stream that the capture's memory is allocated on.
     source: Option<Arc<dyn AnyStream>>,
     /// The streams that the graph was launched on, as a word of [`uses`].
     launched: u64,

@@ -61,7 +61,6 @@ struct Pending {
     id: u64,
     /// Declared before the device, which its event needs.
     marker: Arc<Marker>,
-    /// The stream of the work.
     source: StreamIndex,
     device: Device,
     progress: Mutex<Progress>,
@@ -70,7 +69,6 @@ struct Pending {
 #[derive(Default)]
 struct Progress {
     outcome: Option<Result<(), DeviceError>>,
-    /// The waker of the last poll.
     waker: Option<Waker>,
     is_listed: bool,
 }

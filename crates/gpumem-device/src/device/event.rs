@@ -24,7 +24,6 @@ pub struct Event {
     is_captured: AtomicBool,
     /// The capture, begun by this crate, in which it was last recorded, or 0.
     captured_in: AtomicU64,
-    /// True if a record was ever attempted.
     is_recorded: AtomicBool,
 }
 
@@ -226,7 +225,6 @@ impl Event {
         self.covered().as_ref().and_then(|covered| covered.first().copied())
     }
 
-    /// The capture, begun by this crate, in which it was last recorded.
     pub(crate) fn captured_in(&self) -> Option<u64> {
         Some(self.captured_in.load(Ordering::Acquire)).filter(|graph| *graph != 0)
     }

@@ -3,7 +3,6 @@
 use core::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The values of one GPU.
 #[derive(Default)]
 pub(super) struct Extensions(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
 

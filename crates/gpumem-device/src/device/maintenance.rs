@@ -50,7 +50,6 @@ pub trait PoolMaintenance: Send + Sync {
     fn serve(&self);
 }
 
-/// Memory of a dropped pool.
 struct DeferredRelease {
     /// True for memory of the host, false for memory of devices, to which unified memory counts.
     is_host: bool,
@@ -120,7 +119,6 @@ impl Maintenance {
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    /// Runs before a host wait.
     pub(crate) fn before_wait(&self) {
         if self.is_needed.load(Ordering::Relaxed) {
             let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();

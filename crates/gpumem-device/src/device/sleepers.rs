@@ -40,7 +40,6 @@ pub struct Sleepers {
     /// The number of entries and of reset devices. It is raised before the wait for calls: a call reads it after it has counted itself.
     count: AtomicUsize,
     entries: Mutex<Vec<SleepingPool>>,
-    /// The addresses of all [`LentMemory`].
     lent: Mutex<Vec<Range<u64>>>,
     streams: Mutex<Streams>,
 }
@@ -52,7 +51,6 @@ struct SleepingPool {
     ranges: Vec<Range<u64>>,
 }
 
-/// The streams of the devices.
 #[derive(Default)]
 struct Streams {
     list: Vec<Weak<dyn AnyStream>>,
@@ -85,7 +83,6 @@ impl Sleepers {
         self.count.fetch_sub(before_count - entries.len(), Ordering::SeqCst);
     }
 
-    /// Makes every operation check its device from now on: one was reset.
     pub(crate) fn add_reset(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
@@ -113,7 +110,6 @@ impl Sleepers {
         self.streams().list.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// True if nothing sleeps.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0

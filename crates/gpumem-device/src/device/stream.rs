@@ -54,11 +54,9 @@ struct StreamInner {
     is_retired: AtomicBool,
     /// The driver refused to end a capture of the stream. It refuses to destroy such a stream, too.
     captures_for_good: AtomicBool,
-    /// Held while a thread retires the stream.
     retirement: Mutex<()>,
     /// The id while the fast path may compare it, otherwise 0.
     fast_path_id: AtomicU64,
-    /// Calls on other threads that [`Stream::retire`] waits for.
     calls: Calls,
     /// The counted bytes that calls naming the stream allocated and freed since one of them last marked it.
     unmarked_bytes: AtomicU64,
@@ -73,7 +71,6 @@ struct StreamInner {
 /// A value that keeps a stream of another library alive.
 type Owner = Box<dyn Send + Sync>;
 
-/// The kind of a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandleKind {
     /// Created here, and destroyed with its last clone.

@@ -18,7 +18,6 @@ pub(crate) struct Lanes(Mutex<Vec<Lane>>);
 
 struct Lane {
     raw: Handle<CUstream_st>,
-    /// The stream whose markers it waits for.
     source: StreamIndex,
 }
 

@@ -57,7 +57,6 @@ pub(super) fn add(pending: &Arc<Pending>) -> bool {
     list.has_thread
 }
 
-/// Removes a completion, which may have been resolved already.
 pub(super) fn remove(id: u64) {
     let removed = lock().pending.remove(&id);
     // Dropped outside the lock: it may be the last user of its device.
@@ -72,12 +71,10 @@ pub(super) fn notify(device: &PrimaryContext, lane: CUstream, id: u64) -> Result
     }
 }
 
-/// The host function. Its argument is a number.
 unsafe extern "C" fn reached(id: *mut c_void) {
     report(id.addr() as u64);
 }
 
-/// A host function has run.
 fn report(id: u64) {
     lock().reported.push(id);
     CHANGED.notify_one();

@@ -14,7 +14,6 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUcontext, CUctx_st};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The waits of a machine's devices for each other's work.
 #[derive(Default)]
 pub(super) struct AwaitedWork {
     /// True if there were ever two devices, which can wait for each other.
@@ -28,7 +27,6 @@ pub(super) struct AwaitedWork {
 struct Awaited {
     waiter: Handle<CUctx_st>,
     source: Handle<CUctx_st>,
-    /// Their devices.
     ordinals: [u32; 2],
     /// The latest work that is waited for.
     stamp: Stamp,
@@ -37,7 +35,6 @@ struct Awaited {
 }
 
 impl AwaitedWork {
-    /// There are two devices.
     pub(super) fn expect_waits(&self) {
         self.is_expected.store(true, Ordering::Release);
     }

@@ -24,7 +24,6 @@ pub struct Clocks {
     names: Mutex<HashMap<u64, NamedStream>>,
     /// True if there was ever a stream that may be marked only by calls that name it.
     pub(super) had_named: AtomicBool,
-    /// The waits of devices for each other's work.
     pub(super) awaited: AwaitedWork,
     /// All stream indices ever used are below this.
     pub(super) index_count: AtomicUsize,
@@ -32,13 +31,11 @@ pub struct Clocks {
     pub(super) cursor: AtomicUsize,
     /// The active captures and the graphs made from captures.
     pub(super) captures: Captures,
-    /// The memory that sleeps. Every device may use the memory of the others.
     sleepers: Sleepers,
     /// The values of the last [`Clocks::check`].
     seen: Mutex<Seen>,
 }
 
-/// The free indices and the open devices.
 #[derive(Default)]
 pub(super) struct StreamTable {
     /// The indices whose streams are gone; lowest first.
@@ -172,7 +169,6 @@ impl Clocks {
         self.awaited.find_lost_source(&self.devices_with_reset(), |stamp| self.is_complete(stamp))
     }
 
-    /// All stream indices ever used.
     pub(super) fn used_indices(&self) -> impl Iterator<Item = StreamIndex> + use<> {
         (0..self.index_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
     }
@@ -198,7 +194,6 @@ impl Clocks {
         self.had_named.load(Ordering::Relaxed)
     }
 
-    /// The number of live streams.
     #[cfg(test)]
     pub(crate) fn active_streams(&self) -> usize {
         let is_live =

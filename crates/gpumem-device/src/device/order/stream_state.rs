@@ -41,7 +41,6 @@ pub(crate) enum Life {
     Named,
 }
 
-/// One state for each stream index ever used.
 pub(super) struct StreamStates(Box<[OnceLock<Box<StreamSlot>>]>);
 
 struct StreamSlot {
@@ -212,7 +211,6 @@ impl StreamState {
 }
 
 impl Locked<'_> {
-    /// True if a stream has the index.
     pub(super) fn is_live(&self) -> bool {
         self.state.stream.is_some()
     }
@@ -251,12 +249,10 @@ impl Locked<'_> {
         self.state.stream.as_ref().map(|stream| stream.raw.0)
     }
 
-    /// True if there are markers to query.
     pub(super) fn has_marks(&self) -> bool {
         !self.state.ring.is_empty()
     }
 
-    /// True if a marker in the legacy stream covers the stream's work.
     pub(super) fn is_blocking(&self) -> bool {
         self.state.is_blocking
     }

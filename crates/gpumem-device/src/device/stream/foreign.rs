@@ -200,7 +200,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the known stream with this driver id, otherwise a new one.
     fn wrap(
         device: &Device,
         raw: CUstream,
