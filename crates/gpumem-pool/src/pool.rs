@@ -15,8 +15,6 @@ pub(crate) mod growable;
 mod hub;
 mod listing;
 mod observer;
-#[cfg(feature = "allocator-api2")]
-mod pinned_allocator;
 pub(crate) mod request;
 mod scope;
 #[cfg(unix)]
@@ -34,8 +32,6 @@ pub use frames::ScopeUsage;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
 pub(crate) use observer::{Observer, Witness};
-#[cfg(feature = "allocator-api2")]
-pub use pinned_allocator::{PinnedAllocator, PinnedVec};
 pub use scope::{Scope, Tag};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use sharing::SocketError;
