@@ -55,6 +55,7 @@ use core::any::Any;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use extensions::Extensions;
+use gpumem_base::sync::Lock;
 use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::{CUcontext, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError, fork};
@@ -65,7 +66,7 @@ pub use settle::{Patience, Work};
 #[doc(hidden)]
 pub use sleepers::MemoryRange;
 pub(crate) use sleepers::Sleepers;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use watch::Watch;
 
 /// One GPU, used through its primary context. Clones share it.
@@ -105,9 +106,9 @@ struct Common {
     maintenance: Maintenance,
     watch: Watch,
     /// Unreported failures to release memory.
-    kept: Mutex<Vec<DeviceError>>,
+    kept: Lock<Vec<DeviceError>>,
     /// The memory of these reports that can be released later.
-    kept_memory: Mutex<Vec<KeptMemory>>,
+    kept_memory: Lock<Vec<KeptMemory>>,
     /// The values that the rooms above keep with the GPU.
     extensions: Extensions,
 }

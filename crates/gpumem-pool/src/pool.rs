@@ -493,7 +493,7 @@ impl Pool {
         not_forked()?;
         // Dropped after the lock.
         let _unused;
-        let mut parts = self.0.parts();
+        let mut parts = self.0.parts.lock();
         if let Some(part) = parts.by_name.get(name) {
             return Ok(Self(part.clone()));
         }
@@ -557,7 +557,7 @@ impl Pool {
 
     fn find_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, PoolError> {
         not_forked()?;
-        let parts = self.0.parts();
+        let parts = self.0.parts.lock();
         let mut found: Vec<Self> = Vec::new();
         for name in names {
             let part = parts.by_name.get(name).ok_or_else(|| PoolError::NotFound {

@@ -42,6 +42,7 @@ use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
 use core::time::Duration;
 use event::Raw;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderObserver, not_forked};
 use gpumem_sys::text::debug_fields;
 use recorder::{LIMIT_BYTES_MIN, Recorder};
@@ -50,7 +51,7 @@ use sink::Sink;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits on streams of their
 /// [`Device`](crate::Device)s (clones included), in a file. It also records the settings of the pools, the memory that they reserve, and
@@ -151,11 +152,11 @@ impl Trace {
     /// with the last user. A forked child is refused: the lock may be held there forever.
     #[doc(hidden)]
     pub fn shared(path: impl AsRef<Path>, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
-        static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
+        static SHARED: Lock<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Lock::new(BTreeMap::new());
         not_forked().map_err(io::Error::other)?;
         let path = path.as_ref();
         let key = (std::process::id(), absolute(path)?);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         if let Some(trace) = shared.get(&key).and_then(Weak::upgrade) {
             return Ok(trace);
         }
@@ -171,10 +172,10 @@ impl Trace {
     /// Like [`Trace::shared`]. The trace is kept until the process ends, so a later pool does not begin a new file. A forked process has
     /// its parent's trace, and records nothing.
     pub(crate) fn kept(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
-        static KEPT: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
+        static KEPT: Lock<BTreeMap<PathBuf, Arc<Trace>>> = Lock::new(BTreeMap::new());
         not_forked().map_err(io::Error::other)?;
         let key = absolute(path)?;
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = KEPT.lock();
         if let Some(trace) = kept.get(&key) {
             return Ok(Arc::clone(trace));
         }

@@ -22,10 +22,11 @@ use crate::device::thread::ThreadNumber;
 use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
 use crate::error::{DeviceError, StreamError};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
 use gpumem_sys::{DriverError, fork};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// A queue of work on a device. Clones share it.
 ///
@@ -54,7 +55,7 @@ struct StreamInner {
     is_retired: AtomicBool,
     /// The driver refused to end a capture of the stream. It refuses to destroy such a stream, too.
     captures_for_good: AtomicBool,
-    retirement: Mutex<()>,
+    retirement: Lock<()>,
     /// The id while the fast path may compare it, otherwise 0.
     fast_path_id: AtomicU64,
     calls: Calls,
@@ -306,7 +307,7 @@ impl StreamInner {
             kind,
             is_retired: AtomicBool::new(false),
             captures_for_good: AtomicBool::new(false),
-            retirement: Mutex::new(()),
+            retirement: Lock::new(()),
             fast_path_id: AtomicU64::new(id.as_u64()),
             calls: Calls::default(),
             unmarked_bytes: AtomicU64::new(0),

@@ -22,11 +22,12 @@ use crate::stats::{TagCounters, Usage, UsageCounters};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_base::counters::Counters;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{Idle, MarkerEvent, PeerDevice, StreamIndex, deadline};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Instant;
 
 /// The driver calls of one backend. An implementation does nothing else, and returns the driver's errors.
@@ -108,7 +109,7 @@ pub(crate) struct DirectBackend<C> {
     is_registered_for_waits: Once,
     collect_above: Option<f64>,
     /// Events that the host has not yet waited for, each queued in its stream when the pool last held too much memory; see `eager`.
-    unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
+    unseen: Lock<Vec<(StreamIndex, MarkerEvent)>>,
     wait_deadline: Duration,
     calls: C,
 }
@@ -129,7 +130,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),
             collect_above: config.collect_above,
-            unseen: Mutex::default(),
+            unseen: Lock::default(),
             wait_deadline: config.tuning.wait_deadline,
             calls,
         });
@@ -219,7 +220,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 
     fn counts(&self) -> Counts {
-        let Usage { total, in_use_peak_bytes, .. } = *self.counters.lock();
+        let Usage { total, in_use_peak_bytes, .. } = *self.counters.0.lock();
         Counts {
             in_use_bytes: total.in_use_bytes(),
             in_use_peak_bytes,
@@ -315,7 +316,7 @@ impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        self.counters.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
+        self.counters.0.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
     }
 
     fn reset_peaks(&self) -> Result<(), PoolError> {

@@ -12,11 +12,12 @@ use crate::config::MemoryKind;
 use crate::error::PoolError;
 use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{HowFar, Order, PeerDevice, Stamp};
 use gpumem_device::{Device, Stream};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 pub(crate) struct PlainAllocator {
     kind: MemoryKind,
@@ -24,7 +25,7 @@ pub(crate) struct PlainAllocator {
     /// The bytes by which the driver rounds up live blocks of more than [`SMALL_BYTES_MAX`].
     rounding_bytes: AtomicU64,
     /// Frees that failed. They are retried when the pool ends, or by the next call.
-    failed: Mutex<Option<Failed>>,
+    failed: Lock<Option<Failed>>,
     /// True if the next call retries them, because the driver refused some in a host function, where it allows no calls. Each allocation
     /// checks it.
     has_refused: AtomicBool,
@@ -39,7 +40,7 @@ struct Failed {
 impl PlainAllocator {
     pub(super) fn new(kind: MemoryKind, activity: &Arc<ActivityCounters>) -> Self {
         let (activity, rounding_bytes) = (Arc::clone(activity), AtomicU64::new(0));
-        Self { kind, activity, rounding_bytes, failed: Mutex::default(), has_refused: AtomicBool::new(false) }
+        Self { kind, activity, rounding_bytes, failed: Lock::default(), has_refused: AtomicBool::new(false) }
     }
 
     fn rounding_of(&self, size_bytes: u64) -> u64 {
@@ -68,7 +69,7 @@ impl PlainAllocator {
 
 impl Drop for PlainAllocator {
     fn drop(&mut self) {
-        let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let failed = self.failed.get_mut().take();
         if let Some(Failed { device, frees }) = failed {
             // A drop cannot report a failure. Frees that still fail, for example in a host function, are left to the device.
             let left: Vec<_> = frees.into_iter().filter(|freed| self.free(&device, freed).is_err()).collect();
@@ -97,7 +98,7 @@ impl DriverAllocator for PlainAllocator {
             self.rounding_bytes.fetch_sub(self.rounding_of(freed.size_bytes), Ordering::Relaxed);
             return Ok(());
         };
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.failed.lock();
         let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });
         failed.frees.push(*freed);
         if error.is_not_permitted() {
@@ -112,7 +113,7 @@ impl DriverAllocator for PlainAllocator {
         if !self.has_refused.swap(false, Ordering::AcqRel) {
             return Ok(false);
         }
-        let taken = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = self.failed.lock().take();
         let Some(Failed { device, frees }) = taken else { return Ok(false) };
         // A free that fails is stored again, and the others are tried.
         let mut swept = Ok(true);

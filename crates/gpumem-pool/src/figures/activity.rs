@@ -5,8 +5,8 @@ use super::figures;
 use crate::config::seconds;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_device::Bytes;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 macro_rules! value {
@@ -87,7 +87,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct ActivityCounters {
             $(pub(crate) $name: Tally,)+
-            steps: Mutex<Vec<StepCounters>>,
+            steps: Lock<Vec<StepCounters>>,
         }
 
         impl ActivityCounters {
@@ -95,7 +95,7 @@ macro_rules! counters {
             pub(crate) fn read(&self) -> PoolCounters {
                 PoolCounters {
                     $($name: value!($unit, self.$name.0.load(Ordering::Relaxed)),)+
-                    steps: self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+                    steps: self.steps.lock().clone(),
                 }
             }
         }
@@ -148,7 +148,7 @@ impl ActivityCounters {
     }
 
     pub(crate) fn add_steps(&self, of_request: impl Iterator<Item = StepCounters>) {
-        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut steps = self.steps.lock();
         for StepCounters { name, gained_bytes, served_count, took } in of_request {
             match steps.iter_mut().find(|step| step.name == name) {
                 None => steps.push(StepCounters { name, gained_bytes, served_count, took }),

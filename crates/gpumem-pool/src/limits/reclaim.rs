@@ -12,13 +12,14 @@
 use crate::config::MemoryKind;
 use core::cell::Cell;
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
 use gpumem_device::internal::{ReentrancyGuard, catch_panic};
 use gpumem_sys::fork;
 use gpumem_sys::text::{Shown, debug_fields};
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::time::Instant;
 
 /// Reclaim callbacks of a holder of device memory. They run on the allocating thread, which may hold locks of the
@@ -28,10 +29,10 @@ use std::time::Instant;
 /// use gpumem_pool::{Block, Device, Pool, Reclaimable, Registration, Stream};
 /// use gpumem_sim::SimConfig;
 /// use std::error::Error;
-/// use std::sync::{Arc, Mutex};
+/// use std::sync::Arc;
 ///
 /// /// Earlier results, kept as long as there is room for them.
-/// struct Cache(Mutex<Vec<Block>>);
+/// struct Cache(Lock<Vec<Block>>);
 ///
 /// impl Reclaimable for Cache {
 ///     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -42,7 +43,7 @@ use std::time::Instant;
 ///
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(64 << 20))?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
-/// let cache = Arc::new(Cache(Mutex::default()));
+/// let cache = Arc::new(Cache(Lock::default()));
 /// let _registration = Registration::new(&device, &cache);
 ///
 /// let cached = pool.alloc(40 << 20, &stream)?;
@@ -112,7 +113,7 @@ debug_fields!(Registration, it, id: it.id);
 
 #[derive(Default)]
 pub(crate) struct Registry {
-    entries: Mutex<Entries>,
+    entries: Lock<Entries>,
     /// Notified when a round of callbacks has ended.
     asked: Condvar,
 }
@@ -139,7 +140,7 @@ impl Registry {
         if fork::is_child() {
             return 0;
         }
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.list.retain(|(_, other)| other.strong_count() > 0);
         entries.last_id += 1;
         let id = entries.last_id;
@@ -151,7 +152,7 @@ impl Registry {
         if fork::is_child() {
             return;
         }
-        self.entries().list.retain(|(other, _)| *other != id);
+        self.entries.lock().list.retain(|(other, _)| *other != id);
     }
 
     /// Runs the callbacks of all holders that can help a kind of memory, and returns their failures. `None` if there are none, or inside a
@@ -166,7 +167,7 @@ impl Registry {
     }
 
     fn begin(&self) -> (u64, Vec<Arc<dyn Reclaimable>>) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.last_id += 1;
         let id = entries.last_id;
         entries.asking.insert(id);
@@ -175,7 +176,7 @@ impl Registry {
 
     /// Ends a round, and waits for rounds of other threads. False if there were none.
     fn end(&self, id: u64, until: Instant) -> bool {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.asking.remove(&id);
         let others = entries.asking.clone();
         self.asked.notify_all();
@@ -185,10 +186,6 @@ impl Registry {
         let waited = self.asked.wait_timeout_while(entries, patience, is_any_left);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         !others.is_empty()
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! [`Trimmable`]: a pool that caches memory, and the lists of such pools.
 
 use crate::config::MemoryKind;
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// A pool that caches memory in addition to its blocks.
 pub(crate) trait Trimmable: Send + Sync {
@@ -26,7 +27,7 @@ pub(crate) trait Trimmable: Send + Sync {
 
 /// The pools of a GPU, or under one limit, that cache memory.
 #[derive(Default)]
-pub(crate) struct Trimmables(Mutex<Vec<Weak<dyn Trimmable>>>);
+pub(crate) struct Trimmables(Lock<Vec<Weak<dyn Trimmable>>>);
 
 impl Trimmables {
     pub(crate) fn on(device: &Device) -> Arc<Self> {
@@ -34,13 +35,13 @@ impl Trimmables {
     }
 
     pub(crate) fn add(&self, member: Weak<dyn Trimmable>) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.0.lock();
         list.retain(|other| other.strong_count() > 0);
         list.push(member);
     }
 
     pub(crate) fn live(&self) -> Vec<Arc<dyn Trimmable>> {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.0.lock();
         list.iter().filter_map(Weak::upgrade).collect()
     }
 }

@@ -29,6 +29,7 @@ use crate::pool::request::found;
 use crate::pool::state::StateRef;
 use core::cell::Cell;
 use core::fmt;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{PeerDevice, catch_panic, forget};
 use gpumem_device::{CaptureError, DeviceError, Stream, StreamId};
 use gpumem_sys::fork;
@@ -36,7 +37,7 @@ use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdeviceptr;
 use request::RequestedFrom;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor). The crate provides
 /// [`Budget`](crate::adaptor::Budget), [`Failures`](crate::adaptor::Failures), [`Guard`](crate::adaptor::Guard),
@@ -135,7 +136,7 @@ impl fmt::Debug for dyn Adaptor {
 pub(crate) struct Stack {
     adaptors: Box<[Arc<dyn Adaptor>]>,
     /// The holdings of blocks that are not plain backend allocations.
-    holdings: Mutex<Holdings>,
+    holdings: Lock<Holdings>,
 }
 
 /// Holdings by number. Each belongs to the block whose record is its number. An address would not identify a holding, because nested blocks
@@ -309,7 +310,7 @@ impl<'a> AdaptedCall<'a> {
         }
         let (address, stack) = (grant.address(), self.stack);
         // Unlocked first: a release may lock it again.
-        let added = stack.holdings().add(grant.into_holding());
+        let added = stack.holdings.lock().add(grant.into_holding());
         added.map(|number| Allocation::special(address, number)).map_err(|holding| {
             stack.release(self.pool, holding, 0, false);
             let reason = "returned more blocks that are not the backend's than can be counted";
@@ -352,7 +353,7 @@ impl Stack {
         if added.is_empty() {
             return None;
         }
-        Some(Self { adaptors: added.iter().rev().cloned().collect(), holdings: Mutex::default() })
+        Some(Self { adaptors: added.iter().rev().cloned().collect(), holdings: Lock::default() })
     }
 
     pub(crate) fn open(&self, hub: &Hub) {
@@ -376,7 +377,7 @@ impl Stack {
         if fork::is_child() {
             return None;
         }
-        self.holdings().get(number).and_then(|holding| match &holding.memory {
+        self.holdings.lock().get(number).and_then(|holding| match &holding.memory {
             HeldMemory::Whole(mark) => {
                 Some(BackingAllocation::Own(Allocation::from_mark(holding.address, *mark)))
             }
@@ -392,7 +393,7 @@ impl Stack {
         if fork::is_child() {
             return 0;
         }
-        self.holdings().get(number).map_or(0, Holding::nesting)
+        self.holdings.lock().get(number).map_or(0, Holding::nesting)
     }
 
     /// Refuses a growable block if an adaptor must see every byte of its pool.
@@ -412,7 +413,7 @@ impl Stack {
             false => self.release_plain(pool, freed),
             true => {
                 // The entry exists, because its number belongs to this block alone. Unlocked before the release, which may lock it again.
-                let taken = self.holdings().take(freed.allocation.record());
+                let taken = self.holdings.lock().take(freed.allocation.record());
                 if let Some(holding) = taken {
                     self.release(pool, holding, freed.uses, freed.is_complete);
                 }
@@ -468,7 +469,7 @@ impl Stack {
         }
         let (address, size_bytes, owner_stream) = (holding.address, holding.size_bytes, holding.owner_stream);
         // Unlocked first: the free takes the lock.
-        let added = self.holdings().add(holding);
+        let added = self.holdings.lock().add(holding);
         match added {
             Ok(record) => {
                 let allocation = Allocation::special(address, record);
@@ -476,10 +477,6 @@ impl Stack {
             }
             Err(holding) => self.release(pool, holding, 0, false),
         }
-    }
-
-    fn holdings(&self) -> MutexGuard<'_, Holdings> {
-        self.holdings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

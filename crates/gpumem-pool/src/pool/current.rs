@@ -8,12 +8,12 @@ use crate::backend::{DriverPoolUsage, NativeAllocator};
 use crate::error::{OutOfMemory, PoolError};
 use crate::pool::Pool;
 use crate::pool::request::report;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::not_forked;
 use gpumem_sys::fork;
-use std::sync::{Mutex, PoisonError};
 
 /// The pools that were made current, over all devices, the latest last.
-static STACK: Mutex<Guards> = Mutex::new(Guards { entries: Vec::new(), number: 0 });
+static STACK: Lock<Guards> = Lock::new(Guards { entries: Vec::new(), number: 0 });
 
 struct Guards {
     entries: Vec<CurrentEntry>,
@@ -81,7 +81,7 @@ impl Pool {
     pub fn make_current(&self) -> Result<CurrentPool, PoolError> {
         self.0.check_usable()?;
         let device_pool = self.0.backend.device_pool()?;
-        let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stack = STACK.lock();
         device_pool.make_current()?;
         stack.number += 1;
         let number = stack.number;
@@ -146,7 +146,7 @@ impl Drop for CurrentPool {
         if fork::is_child() {
             return;
         }
-        let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stack = STACK.lock();
         let removed = stack.remove(self.number);
         drop(stack);
         // The end of a pool takes other locks.

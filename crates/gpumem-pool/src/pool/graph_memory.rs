@@ -22,15 +22,16 @@ use crate::pool::block::Block;
 use crate::pool::request::report::Kept;
 use crate::pool::state::{State, StateRef};
 use gpumem_base::FreeVaRanges;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{AnyStream, Clocks, GRAPH_BIT, StreamIndex, uses};
 use gpumem_device::{MemoryRange, StreamId};
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 pub(crate) struct GraphMemory {
     pub(crate) clocks: Arc<Clocks>,
-    table: Mutex<Table>,
+    table: Lock<Table>,
 }
 
 #[derive(Default)]
@@ -73,13 +74,13 @@ struct Released {
 impl GraphMemory {
     /// Returns the graph memory of a machine, which lives as long as a pool or a graph of the machine.
     pub(crate) fn of(clocks: &Arc<Clocks>) -> Arc<Self> {
-        static MACHINES: Mutex<Vec<Weak<GraphMemory>>> = Mutex::new(Vec::new());
-        let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+        static MACHINES: Lock<Vec<Weak<GraphMemory>>> = Lock::new(Vec::new());
+        let mut machines = MACHINES.lock();
         let live: Vec<_> = machines.iter().filter_map(Weak::upgrade).collect();
         let found = live.iter().find(|memory| Arc::ptr_eq(&memory.clocks, clocks)).cloned();
         machines.retain(|memory| memory.strong_count() > 0);
         let memory = found.unwrap_or_else(|| {
-            let memory = Arc::new(Self { clocks: Arc::clone(clocks), table: Mutex::default() });
+            let memory = Arc::new(Self { clocks: Arc::clone(clocks), table: Lock::default() });
             machines.push(Arc::downgrade(&memory));
             memory
         });
@@ -90,13 +91,13 @@ impl GraphMemory {
 
     /// Records the beginning of a capture, in the group that begins with the graph `group`. A known capture is unchanged.
     pub(crate) fn begin(&self, graph: u64, group: u64) {
-        self.table().graphs.entry(graph).or_insert_with(|| GraphEntry { group, retained: Vec::new() });
+        self.table.lock().graphs.entry(graph).or_insert_with(|| GraphEntry { group, retained: Vec::new() });
     }
 
     /// Drops a handle of a graph. The last handle frees the memory that only this graph keeps.
     pub(crate) fn drop_handle(&self, graph: u64) {
         if let Some((launched, source)) = self.clocks.captures().drop_handle(graph) {
-            let mut released = self.table().let_go(graph, launched);
+            let mut released = self.table.lock().let_go(graph, launched);
             released.source = source;
             // Dropped here, after the lock has been released.
             drop(released);
@@ -111,7 +112,7 @@ impl GraphMemory {
         size_bytes: u64,
         owner_stream: StreamId,
     ) -> Option<CUdeviceptr> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let group = table.graphs.get(&graph)?.group;
         self.clocks.captures().add_member(graph, owner_stream.stream_index());
         let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(group, pool, owner_stream));
@@ -124,7 +125,7 @@ impl GraphMemory {
     }
 
     pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, owner_stream: StreamId) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let group = table.graphs.get(&graph).map_or(graph, |entry| entry.group);
         let chunk = Chunk::new(graph, group, pool, block, owner_stream);
         self.clocks.captures().add_owner_stream(graph, owner_stream.stream_index());
@@ -133,7 +134,7 @@ impl GraphMemory {
 
     /// Records the use of a block in a capture: its memory stays for the graph.
     pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<StreamIndex>) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let Some(group) = table.graphs.get(&graph).map(|entry| entry.group) else { return };
         if let Some(slot) = slot {
             self.clocks.captures().add_member(graph, slot);
@@ -159,7 +160,7 @@ impl GraphMemory {
         for graph in graphs {
             self.note_use(*graph, freed.allocation.address, None);
         }
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if let Some(chunk) = table.chunk_at(freed.allocation.address) {
             chunk.drop_part(&freed);
             let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.to_vec());
@@ -174,7 +175,7 @@ impl GraphMemory {
 
     /// Keeps a dropped block whose streams are in captures for their graphs.
     pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: FreeRequest) -> Option<FreeRequest> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let known = graphs.iter().filter(|graph| table.graphs.contains_key(graph)).copied().collect();
         freed.uses |= GRAPH_BIT;
         table.outside.insert(freed.allocation.address, OutsideBlock { graphs: known, uses: 0 });
@@ -192,7 +193,7 @@ impl GraphMemory {
 
     /// The memory that a launch of a graph uses: one byte of each block suffices, since a sleeping pool has added all its addresses.
     pub(crate) fn of_graph(&self, graph: u64) -> Vec<MemoryRange> {
-        let table = self.table();
+        let table = self.table.lock();
         let chunks = table.chunks.values().filter(|chunk| chunk.graphs.contains(&graph));
         let outside = table.outside.iter().filter(|(_, outside)| outside.graphs.contains(&graph));
         let retained = table.graphs.get(&graph).into_iter().flat_map(|entry| &entry.retained);
@@ -205,13 +206,13 @@ impl GraphMemory {
 
     /// Returns the chunk that contains a live part, and the chunk's pool.
     pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Allocation)> {
-        self.table().chunk_at(address).map(|chunk| chunk.whole())
+        self.table.lock().chunk_at(address).map(|chunk| chunk.whole())
     }
 
     /// Returns the memory of a pool that graphs keep and the program has dropped. All of it becomes available once no graph is left.
     pub(crate) fn kept(&self, pool: &State) -> Kept {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
-        let table = self.table();
+        let table = self.table.lock();
         let chunks = table.chunks.values();
         let chunks = chunks.filter_map(|chunk| Some((&*chunk.graphs, chunk.kept_bytes(is_of)?)));
         let retained = table.graphs.iter().flat_map(|(graph, entry)| {
@@ -228,10 +229,6 @@ impl GraphMemory {
             }
         }
         kept
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,11 +10,11 @@ use crate::pool::observer::{Observer, Witness};
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_base::sync::Lifetime;
+use gpumem_base::sync::{Lifetime, Lock};
 use gpumem_device::internal::{Clocks, RESET, not_forked};
 use gpumem_device::{Device, DeviceError, Stream};
 use gpumem_sys::fork;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// The values that a pool is built from, besides its adaptors. The pool keeps it for its lifetime.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ pub(crate) struct Hub {
     pub(crate) tags: Tags,
     pub(crate) activity: Arc<ActivityCounters>,
     /// The recorders among the adaptors, which see the refusals that end a request.
-    witnesses: Mutex<Vec<Arc<dyn Witness>>>,
+    witnesses: Lock<Vec<Arc<dyn Witness>>>,
     poison: OnceLock<PoolError>,
     pub(crate) sleep_state: SleepState,
     pub(crate) lifetime: Lifetime,
@@ -79,7 +79,7 @@ impl Hub {
             limits,
             tags,
             activity,
-            witnesses: Mutex::default(),
+            witnesses: Lock::default(),
             poison: OnceLock::new(),
             sleep_state: SleepState::default(),
             lifetime: Lifetime::new(),
@@ -104,12 +104,12 @@ impl Hub {
     }
 
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
-        self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).push(witness);
+        self.witnesses.lock().push(witness);
     }
 
     /// All recorders of refusals: those among the adaptors, and the flight recorder.
     pub(crate) fn witnesses(&self) -> Vec<Arc<dyn Witness>> {
-        let mut all = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut all = self.witnesses.lock().clone();
         all.extend(self.setup.witness.clone());
         all
     }

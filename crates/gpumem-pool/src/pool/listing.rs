@@ -5,9 +5,10 @@ use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
 use crate::limits::{LimitNode, Limits};
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
 use gpumem_device::internal::PeerDevice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 pub(crate) struct Listing {
     name: PoolName,
@@ -73,7 +74,7 @@ impl Listing {
 
 /// The pools of a GPU, in the order of their creation.
 #[derive(Default)]
-pub(super) struct Listings(Mutex<Vec<Weak<Listing>>>);
+pub(super) struct Listings(Lock<Vec<Weak<Listing>>>);
 
 impl Listings {
     pub(super) fn on(device: &Device) -> Arc<Self> {
@@ -85,13 +86,13 @@ impl Listings {
     }
 
     pub(super) fn add(&self, pool: &Arc<Listing>) {
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.0.lock();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
     }
 
     pub(super) fn live(&self) -> Vec<Arc<Listing>> {
-        let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.0.lock();
         pools.iter().filter_map(Weak::upgrade).collect()
     }
 }
@@ -100,7 +101,7 @@ impl Listings {
 pub(super) struct Peers {
     /// A bit for each of the first 64 ordinals.
     bits: AtomicU64,
-    granted: Mutex<Vec<Granted>>,
+    granted: Lock<Vec<Granted>>,
 }
 
 #[derive(Debug)]
@@ -117,7 +118,7 @@ impl Peers {
     }
 
     pub(super) fn list(&self) -> Vec<PeerDevice> {
-        self.granted().iter().map(|granted| granted.peer).collect()
+        self.granted.lock().iter().map(|granted| granted.peer).collect()
     }
 
     fn open(
@@ -130,7 +131,7 @@ impl Peers {
         let is_plain = backend.has_plain_segments() || backend.kind() == BackendKind::None;
         let needs_context = is_plain && kind == MemoryKind::Device;
         let context = needs_context.then(|| Device::new(device.driver(), peer.ordinal())).transpose()?;
-        let mut granted = self.granted();
+        let mut granted = self.granted.lock();
         if granted.iter().all(|granted| granted.peer != peer) {
             backend.enable_peer_access(peer)?;
             granted.push(Granted { peer, _context: context });
@@ -138,9 +139,5 @@ impl Peers {
         let bit = 1_u64.checked_shl(peer.ordinal()).unwrap_or(0);
         self.bits.fetch_or(bit, Ordering::Release);
         Ok(())
-    }
-
-    fn granted(&self) -> MutexGuard<'_, Vec<Granted>> {
-        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

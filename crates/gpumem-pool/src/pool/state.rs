@@ -12,13 +12,14 @@ use crate::pool::request::report::{self, Origin};
 use crate::pool::{events, frames};
 use core::ops::Deref;
 use core::ptr::NonNull;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{
     CapturePart, Clocks, GRAPH_BIT, PeerDevice, StreamIndex, catch_panic, is_sticky,
 };
 use gpumem_device::{Device, DeviceError, Stream, StreamId};
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub(crate) struct State {
     hub: Hub,
@@ -26,7 +27,7 @@ pub(crate) struct State {
     stack: Option<Stack>,
     /// The adaptors that the pool was built with, innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
-    parts: Mutex<PoolParts>,
+    pub(crate) parts: Lock<PoolParts>,
 }
 
 #[derive(Default)]
@@ -60,7 +61,7 @@ impl PoolHandle {
     /// Creates a state with one handle. `adaptors` are those of `stack`, innermost first.
     pub(crate) fn new(hub: Hub, adaptors: Vec<Arc<dyn Adaptor>>, stack: Option<Stack>) -> Self {
         let graph_memory = GraphMemory::of(&hub.clocks);
-        let state = State { hub, graph_memory, stack, adaptors, parts: Mutex::default() };
+        let state = State { hub, graph_memory, stack, adaptors, parts: Lock::default() };
         Self(StateRef(NonNull::from(Box::leak(Box::new(state)))))
     }
 }
@@ -194,7 +195,7 @@ impl StateRef {
         let memory = Arc::clone(&self.graph_memory);
         let clocks = &memory.clocks;
         let is_noted = freed.uses & GRAPH_BIT != 0;
-        let graphs = if clocks.captures().is_open() { captures_of(&clocks, &freed) } else { Vec::new() };
+        let graphs = if clocks.captures().is_open() { captures_of(clocks, &freed) } else { Vec::new() };
         match (is_noted, graphs.is_empty()) {
             (true, _) => memory.drop_noted(&graphs, self, freed),
             (false, true) => Some(freed),
@@ -327,10 +328,6 @@ impl Deref for State {
 }
 
 impl State {
-    pub(crate) fn parts(&self) -> MutexGuard<'_, PoolParts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// True if the caller's handle is the only one, no block is alive, and nothing sleeps.
     fn is_unused(&self) -> bool {
         self.lifetime.is_idle() && self.backend.counts().block_count == 0 && self.sleep_state.is_awake()

@@ -16,10 +16,11 @@ use crate::error::Holder;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_base::counters::Counters;
+use gpumem_base::sync::Lock;
 use gpumem_sys::fork;
 use share::Peak;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub(crate) struct Tags {
     /// Unique to the pool, never reused: threads find their shares by it.
@@ -31,7 +32,7 @@ pub(crate) struct Tags {
 #[derive(Clone, Default)]
 pub(crate) struct TagCounters {
     names: Arc<Names>,
-    all: Arc<Mutex<TagShares>>,
+    all: Arc<Lock<TagShares>>,
 }
 
 #[derive(Default)]
@@ -72,12 +73,12 @@ impl Tags {
         if fork::is_child() {
             return HeldName::new(Name { text: name.into(), number: 0 });
         }
-        let mut table = self.counters.names.table();
+        let mut table = self.counters.names.0.lock();
         if let Some(found) = table.find(name) {
             return found;
         }
         if table.is_due() {
-            let mut all = self.counters.lock();
+            let mut all = self.counters.all.lock();
             let forgotten = table.forget_unused(|tag| all.is_unused(tag));
             forgotten.into_iter().for_each(|tag| all.clear(tag));
         }
@@ -117,7 +118,7 @@ impl Tags {
                 count(&share);
             }
             None => {
-                let mut all = self.counters.lock();
+                let mut all = self.counters.all.lock();
                 let share = Share::new(all.peaks.entry(tag).or_default());
                 count(&share);
                 share.publish();
@@ -129,7 +130,7 @@ impl Tags {
 
     /// A share without an owner, or a new one, for the calling thread.
     fn adopt(&self, tag: u16) -> Arc<Share> {
-        let mut all = self.counters.lock();
+        let mut all = self.counters.all.lock();
         let is_left = |share: &Share| {
             share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
@@ -149,7 +150,7 @@ impl Tags {
     }
 
     pub(crate) fn reset_peaks(&self) {
-        let all = self.counters.lock();
+        let all = self.counters.all.lock();
         all.shares.values().flatten().for_each(|share| share.reset_peak());
         all.peaks.values().for_each(|peak| peak.reset());
     }
@@ -176,17 +177,13 @@ impl TagCounters {
     /// See [`Tags::sums`].
     pub(crate) fn sums(&self) -> Vec<TagSum> {
         // While the table is locked, no name is forgotten.
-        let table = self.names.table();
-        let all = self.lock();
+        let table = self.names.0.lock();
+        let all = self.all.lock();
         let sum = |name: HeldName| {
             let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
             Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
         };
         table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TagShares> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -309,7 +306,7 @@ mod tests {
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
         assert!(
-            tags.counters.lock().shares.values().flatten().count() < 6,
+            tags.counters.all.lock().shares.values().flatten().count() < 6,
             "shares of ended threads are not reused"
         );
     }

@@ -2,12 +2,12 @@
 //! [`LimitNode`](crate::limits::LimitNode).
 
 use gpumem_base::counters::Counters;
+use gpumem_base::sync::Lock;
 use gpumem_device::StreamId;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
-pub(crate) struct UsageCounters(Mutex<Usage>);
+pub(crate) struct UsageCounters(pub(crate) Lock<Usage>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
@@ -18,14 +18,14 @@ pub(crate) struct Usage {
 
 impl UsageCounters {
     pub(crate) fn count_out(&self, owner_stream: StreamId, size_bytes: u64) {
-        let mut usage = self.lock();
+        let mut usage = self.0.lock();
         usage.total.count_out(size_bytes);
         usage.in_use_peak_bytes = usage.in_use_peak_bytes.max(usage.total.in_use_bytes());
         usage.streams.entry(owner_stream).or_default().count_out(size_bytes);
     }
 
     pub(crate) fn count_in(&self, owner_stream: StreamId, size_bytes: u64) {
-        let mut usage = self.lock();
+        let mut usage = self.0.lock();
         usage.total.count_in(size_bytes);
         let counters = usage.streams.entry(owner_stream).or_default();
         counters.count_in(size_bytes);
@@ -35,16 +35,12 @@ impl UsageCounters {
     }
 
     pub(crate) fn in_use_bytes(&self) -> u64 {
-        self.lock().total.in_use_bytes()
+        self.0.lock().total.in_use_bytes()
     }
 
     pub(crate) fn reset_peak(&self) {
-        let mut usage = self.lock();
+        let mut usage = self.0.lock();
         usage.in_use_peak_bytes = usage.total.in_use_bytes();
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Usage> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,11 +3,12 @@
 use super::format;
 use crate::pool::{Figures, Gauge, Opening, PoolSettings};
 use crate::stats::Names;
+use gpumem_base::sync::Lock;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Default)]
-pub(super) struct Book(Mutex<Vec<Entry>>);
+pub(super) struct Book(Lock<Vec<Entry>>);
 
 pub(super) struct Entry {
     pub(super) settings: PoolSettings,
@@ -30,7 +31,7 @@ impl Entry {
 
 impl Book {
     pub(super) fn add(&self, entry: Entry) {
-        let mut entries = self.entries();
+        let mut entries = self.0.lock();
         if entries.len() >= ENTRY_COUNT {
             entries.retain(|entry| !entry.is_gone());
         }
@@ -38,15 +39,15 @@ impl Book {
     }
 
     pub(super) fn gone(&self) -> Vec<u32> {
-        self.entries().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
+        self.0.lock().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
     }
 
     pub(super) fn remove(&self, pools: &[u32]) {
-        self.entries().retain(|entry| !pools.contains(&entry.settings.pool));
+        self.0.lock().retain(|entry| !pools.contains(&entry.settings.pool));
     }
 
     pub(super) fn figures(&self, pool: u32) -> Option<Figures> {
-        let gauge = self.entries().iter().find(|entry| entry.settings.pool == pool)?.gauge.clone();
+        let gauge = self.0.lock().iter().find(|entry| entry.settings.pool == pool)?.gauge.clone();
         gauge.read()
     }
 
@@ -65,7 +66,7 @@ impl Book {
         if new.is_empty() {
             return new;
         }
-        let entries = self.entries();
+        let entries = self.0.lock();
         for (pool, tag) in &new {
             let Some(entry) = entries.iter().find(|entry| entry.settings.pool == *pool) else { continue };
             if *tag == 0 {
@@ -80,23 +81,19 @@ impl Book {
 
     pub(super) fn all_figures(&self) -> Vec<(u32, Figures)> {
         let gauges: Vec<_> =
-            self.entries().iter().map(|entry| (entry.settings.pool, entry.gauge.clone())).collect();
+            self.0.lock().iter().map(|entry| (entry.settings.pool, entry.gauge.clone())).collect();
         gauges.into_iter().filter_map(|(pool, gauge)| Some((pool, gauge.read()?))).collect()
     }
 
     /// The number of a pool's tag; 0 for an unknown pool or tag.
     pub(super) fn tag(&self, pool: u32, tag: &str) -> u16 {
-        let entries = self.entries();
+        let entries = self.0.lock();
         entries.iter().find(|entry| entry.settings.pool == pool).map_or(0, |entry| entry.names.find(tag))
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.entries().len()
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().len()
     }
 }
 

@@ -10,11 +10,12 @@ use super::sink::{self, raw_of};
 use crate::error::PoolError;
 use crate::pool::{PoolId, Witness};
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -25,7 +26,7 @@ pub(super) struct Recorder {
     process: u32,
     writer: OnceLock<Thread>,
     /// The number of requested and completed flushes.
-    flushes: Mutex<Flushes>,
+    flushes: Lock<Flushes>,
     served: Condvar,
 }
 
@@ -71,7 +72,7 @@ impl Recorder {
             book: Book::default(),
             process: std::process::id(),
             writer: OnceLock::new(),
-            flushes: Mutex::default(),
+            flushes: Lock::default(),
             served: Condvar::new(),
         });
         let writer = Writer {
@@ -112,7 +113,7 @@ impl Recorder {
         let Some(writer) = self.writer.get().filter(|_| std::process::id() == self.process) else {
             return false;
         };
-        let mut flushes = self.flushes();
+        let mut flushes = self.flushes.lock();
         flushes.asked_count += 1;
         flushes.is_over |= is_last;
         let number = flushes.asked_count;
@@ -126,10 +127,6 @@ impl Recorder {
     pub(super) fn finish(&self, timeout: Duration) {
         self.ask(timeout, true);
         self.rings.close();
-    }
-
-    fn flushes(&self) -> MutexGuard<'_, Flushes> {
-        self.flushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -163,9 +160,9 @@ impl Writer {
     fn run(mut self) {
         loop {
             // Read before the rings: events recorded before the flush was requested are written.
-            let asked_count = self.recorder.flushes().asked_count;
+            let asked_count = self.recorder.flushes.lock().asked_count;
             let is_written = self.write_all();
-            let mut flushes = self.recorder.flushes();
+            let mut flushes = self.recorder.flushes.lock();
             flushes.served_count = asked_count;
             flushes.has_failed |= !is_written;
             let (is_served, is_over) = (flushes.asked_count == asked_count, flushes.is_over);

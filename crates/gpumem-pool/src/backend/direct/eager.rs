@@ -9,9 +9,8 @@
 use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
 use crate::limits::Trimmable;
-use gpumem_device::internal::{MarkerEvent, PoolMaintenance, StreamIndex};
+use gpumem_device::internal::PoolMaintenance;
 use gpumem_sys::DriverError;
-use std::sync::{MutexGuard, PoisonError};
 
 impl<C: DriverAllocator> DirectBackend<C> {
     fn is_over_soft_limit(&self) -> bool {
@@ -42,7 +41,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         if has_excess && self.show_completed()? {
             self.release_free(keep_bytes);
         }
-        if is_idle && self.unseen().is_empty() {
+        if is_idle && self.unseen.lock().is_empty() {
             self.idle.begin_again();
         }
         Ok(())
@@ -51,7 +50,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     /// Makes the driver notice the work that streams have completed since the last call, without a wait. Returns true if there is any.
     fn show_completed(&self) -> Result<bool, DriverError> {
         let _entered = self.device.enter_relaxed()?;
-        let mut unseen = self.unseen();
+        let mut unseen = self.unseen.lock();
         self.device.clocks().mark_each(self.device.primary(), &mut unseen)?;
         let marked_count = unseen.len();
         let mut failed = Ok(());
@@ -67,10 +66,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
             }
         });
         failed.map(|()| unseen.len() < marked_count)
-    }
-
-    fn unseen(&self) -> MutexGuard<'_, Vec<(StreamIndex, MarkerEvent)>> {
-        self.unseen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A failure leaves the memory reserved.

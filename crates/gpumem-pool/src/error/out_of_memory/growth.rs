@@ -13,10 +13,11 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::Bytes;
 use gpumem_sys::text::Shown;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The growth of memory in use over the last steps of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +70,7 @@ pub(crate) struct Sample {
 #[derive(Debug, Default)]
 pub(crate) struct GrowthLog {
     due_bytes: AtomicU64,
-    samples: Mutex<Samples>,
+    samples: Lock<Samples>,
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +87,7 @@ impl GrowthLog {
 
     /// Adds a sample that `seen_bytes` made due. The next one is due relative to `seen_bytes`.
     pub(crate) fn add(&self, seen_bytes: u64, sample: Sample) {
-        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = self.samples.lock();
         if samples.last.len() == SAMPLE_COUNT {
             samples.last.pop_front();
         }
@@ -98,7 +99,7 @@ impl GrowthLog {
 
     /// The growth from the first sample to the last, if the module's table reports it and use has not fallen since.
     pub(crate) fn steady(&self, in_use_bytes: u64) -> Option<Growth> {
-        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = self.samples.lock();
         let (first, last) = (samples.last.front()?, samples.last.back()?);
         if samples.last.len() < SAMPLE_COUNT || in_use_bytes < first.in_use_bytes {
             return None;

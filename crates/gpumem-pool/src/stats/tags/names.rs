@@ -5,12 +5,13 @@
 //! without either. Then it is forgotten, and another name gets the number. Recorders store numbers, so a recorded pool never reuses a
 //! number.
 
+use gpumem_base::sync::Lock;
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Default)]
-pub(crate) struct Names(Mutex<NameTable>);
+pub(crate) struct Names(pub(super) Lock<NameTable>);
 
 /// A name and its number, which belong together while this value lives.
 pub(crate) type HeldName = Arc<Name>;
@@ -58,14 +59,14 @@ impl Names {
             return None;
         }
         let index = usize::from(number).wrapping_sub(1);
-        self.table().given.get(index).cloned().flatten()
+        self.0.lock().given.get(index).cloned().flatten()
     }
 
     pub(crate) fn hold(&self, number: u16) -> Option<HeldName> {
         if fork::is_child() {
             return None;
         }
-        let table = self.table();
+        let table = self.0.lock();
         let name = table.given.get(usize::from(number).wrapping_sub(1))?.as_ref()?;
         table.in_use.get(name).map(|found| Arc::clone(&found.name))
     }
@@ -75,18 +76,14 @@ impl Names {
         if fork::is_child() {
             return 0;
         }
-        self.table().in_use.get(name).map_or(0, |found| found.name.number)
+        self.0.lock().in_use.get(name).map_or(0, |found| found.name.number)
     }
 
     /// From now on numbers are not reused, because a recorder stores them.
     pub(crate) fn set_recorded(&self) {
-        let mut table = self.table();
+        let mut table = self.0.lock();
         table.is_recorded = true;
         table.free = Vec::new();
-    }
-
-    pub(super) fn table(&self) -> MutexGuard<'_, NameTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
