@@ -20,7 +20,7 @@ pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
 pub use unsupported::Unsupported;
 
-use crate::config::{ConfigError, MemoryKind};
+use crate::config::{ConfigError, MemoryKind, PoolName};
 use core::fmt;
 use gpumem_device::{Bytes, DeviceError, HostMemoryError};
 use gpumem_sys::env::EnvError;
@@ -169,6 +169,11 @@ impl PoolError {
     /// The request is larger than the device. The pool adds the origin.
     pub(crate) fn too_large(requested_bytes: u64, device_bytes: u64) -> Self {
         Self::TooLarge { requested_bytes, device_bytes, origin: None, fallbacks: Vec::new() }
+    }
+
+    /// The pool cannot go to sleep now.
+    pub(crate) fn cannot_sleep(pool: &PoolName, reason: &'static str, remedy: &'static str) -> Self {
+        Self::CannotSleep { pool: pool.as_str().into(), reason, remedy }
     }
 
     /// Picks the variant for a report: [`PoolError::LimitReached`] if a limit refused, otherwise [`PoolError::OutOfMemory`].

@@ -10,7 +10,7 @@ pub(crate) mod trimmable;
 pub(crate) use admission::Admission;
 pub(crate) use device_budget::DeviceBudget;
 pub(crate) use limit_node::LimitNode;
-pub(crate) use trimmable::{Trimmable, Trimmables};
+pub(crate) use trimmable::{Trimmable, WeakList};
 
 use crate::config::{Limit, MemoryKind, PoolName};
 use crate::error::{BadArgument, LimitExceeded, PoolError};

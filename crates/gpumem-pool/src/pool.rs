@@ -13,7 +13,7 @@ mod frames;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;
 mod hub;
-mod listing;
+pub(crate) mod listing;
 mod observer;
 pub(crate) mod request;
 mod scope;
@@ -23,9 +23,7 @@ mod sleep_state;
 mod state;
 mod unified;
 
-pub(crate) use adaptors::{
-    Adaptor, Figures, Gauge, Grant, Next, Opening, PoolId, PoolSettings, Release, Request,
-};
+pub(crate) use adaptors::{Adaptor, Figures, Grant, Next, Opening, PoolId, PoolSettings, Release, Request};
 pub use block::{Block, BlockToken, RawBlock};
 pub use current::CurrentPool;
 pub use frames::ScopeUsage;
@@ -44,7 +42,7 @@ use crate::config::{
     ALIGNMENT_MIN, BackendKind, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolName, ignored,
 };
 use crate::error::{PoolError, PoolUsage, Unsupported};
-use crate::limits::Limits;
+use crate::limits::{Limits, WeakList};
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use adaptors::Stack;
 use alignment::check_alignment;
@@ -56,7 +54,7 @@ use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
 pub(crate) use hub::Setup;
-use listing::Listings;
+use listing::Listing;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
 use state::{PoolHandle, State};
@@ -93,7 +91,7 @@ impl Pool {
             hub.take_cache_key();
             stack.open(&hub);
         }
-        Listings::on(hub.device()).add(&hub.listing);
+        WeakList::on(hub.device()).add(Arc::downgrade(&hub.listing));
         let pool = Self(PoolHandle::new(hub, adaptors, stack));
         pool.0.setup.peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         pool.0.open_to_configured()?;
@@ -121,7 +119,7 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn list(device: &Device) -> Vec<PoolUsage> {
-        Listings::on(device).usage()
+        Listing::usage_on(device)
     }
 
     /// Allocates `size_bytes` on `stream`. Work queued on `stream` after this call may use the memory. Its contents
@@ -639,16 +637,15 @@ impl Pool {
         device.check_runs(operation)?;
         device.sleepers().check_not_in_call()?;
         // Before the state changes, so that a refusal does not affect other threads. Checked again below, for a loan that begins in between.
-        check_not_lent(device, sleeping).map_err(|obstacle| obstacle.of(state.name()))?;
-        let mut change = state.sleep_state.begin(AWAKE).map_err(|obstacle| obstacle.of(state.name()))?;
+        check_not_lent(state.name(), device, sleeping)?;
+        let mut change = state.sleep_state.begin(state.name(), AWAKE)?;
         state.take_cache_key();
         device.sleepers().add(state.id().number(), state.name().shared(), sleeping.addresses());
         device.sleepers().let_calls_end();
         device.clocks().let_calls_end();
         sleeping.prepare_sleep();
-        let slept = check_not_lent(device, sleeping)
-            .and_then(|()| state.sleep_state.check_keep(keep))
-            .map_err(|obstacle| obstacle.of(state.name()))
+        let slept = check_not_lent(state.name(), device, sleeping)
+            .and_then(|()| state.sleep_state.check_keep(state.name(), keep))
             .and_then(|()| {
                 device.synchronize_for_drop()?;
                 state.wait_for_peers()?;
@@ -681,7 +678,7 @@ impl Pool {
             return Ok(Woken::default());
         }
         let sleeping = state.backend.sleeping()?;
-        let mut change = state.sleep_state.begin(ASLEEP).map_err(|obstacle| obstacle.of(state.name()))?;
+        let mut change = state.sleep_state.begin(state.name(), ASLEEP)?;
         let woken = sleeping.wake(|search| ladder::climb(state, search));
         if woken.is_ok() {
             state.be_awake();
@@ -966,6 +963,7 @@ debug_fields!(
     device: it.device(),
     hard_limit_bytes: it.0.limits.hard_bytes(),
     soft_limit_bytes: it.0.limits.soft_bytes(),
+    counts: not_forked().is_ok().then(|| it.0.backend.counts()),
     poison: it.0.poison(),
 );
 

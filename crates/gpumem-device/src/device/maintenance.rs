@@ -333,10 +333,10 @@ mod tests {
         for _ in 0..3 {
             drop(add());
         }
-        assert_eq!(maintenance.work().pools.len(), 2);
+        assert_eq!(maintenance.work.lock().pools.len(), 2);
         let _bound = device.bind().unwrap();
         maintenance.after_wait(device.primary(), device.clocks());
-        assert_eq!(maintenance.work().pools.len(), 1);
+        assert_eq!(maintenance.work.lock().pools.len(), 1);
         assert!(maintenance.is_needed.load(Ordering::Relaxed));
         drop(alive);
         maintenance.after_wait(device.primary(), device.clocks());

@@ -24,12 +24,10 @@ use gpumem_device::Device;
 /// ```
 pub struct Failures {
     rule: Rule,
-    error: Option<Box<MakeError>>,
+    error: Option<Box<dyn Fn(u64) -> PoolError + Send + Sync>>,
     seen_count: AtomicU64,
     failed_count: AtomicU64,
 }
-
-type MakeError = dyn Fn(u64) -> PoolError + Send + Sync;
 
 enum Rule {
     Nth(u64),

@@ -17,7 +17,7 @@ use super::source::{BackendSetup, MemorySource};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
-use crate::limits::{Admission, DeviceBudget, Limits, Trimmables};
+use crate::limits::{Admission, DeviceBudget, Limits, Trimmable, WeakList};
 use crate::stats::{TagCounters, Usage, UsageCounters};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -135,7 +135,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             calls,
         });
         if C::KEEPS_MEMORY {
-            Trimmables::on(device).add(direct.own.clone());
+            WeakList::<dyn Trimmable>::on(device).add(direct.own.clone());
             device.maintenance().add_driver_pool();
         }
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {

@@ -7,7 +7,7 @@
 use crate::config::{PoolId, PoolName};
 use crate::error::{LimitExceeded, RefusedBy};
 #[cfg(feature = "backend-caching")]
-use crate::limits::trimmable::{Trimmable, Trimmables};
+use crate::limits::trimmable::{Trimmable, WeakList};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 #[cfg(feature = "backend-caching")]
@@ -22,7 +22,7 @@ pub(crate) struct LimitNode {
     parent: Option<Arc<LimitNode>>,
     /// The pools that cache memory; used in the topmost node only.
     #[cfg(feature = "backend-caching")]
-    trimmables: Trimmables,
+    trimmables: WeakList<dyn Trimmable>,
 }
 
 impl LimitNode {
@@ -34,7 +34,7 @@ impl LimitNode {
             held_bytes: AtomicU64::new(0),
             parent,
             #[cfg(feature = "backend-caching")]
-            trimmables: Trimmables::default(),
+            trimmables: WeakList::new(),
         })
     }
 

@@ -160,7 +160,7 @@ impl Registry {
     pub(crate) fn ask(&self, round: Round, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
         let _asking = ReentrancyGuard::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
-        let asked: Vec<Asked> = holders.into_iter().filter_map(|holder| asked(holder, round, kind)).collect();
+        let asked: Vec<_> = holders.into_iter().filter_map(|holder| asked(holder, round, kind)).collect();
         let waited = self.end(id, until);
         let is_any = !asked.is_empty() || waited;
         is_any.then(|| asked.into_iter().filter_map(Result::err).collect())
@@ -189,10 +189,8 @@ impl Registry {
     }
 }
 
-type Asked = Result<(), String>;
-
 /// Runs one callback. `None` if the holder's memory does not help this kind. The holder may be dropped here.
-fn asked(holder: Arc<dyn Reclaimable>, round: Round, kind: MemoryKind) -> Option<Asked> {
+fn asked(holder: Arc<dyn Reclaimable>, round: Round, kind: MemoryKind) -> Option<Result<(), String>> {
     let name = catch_panic(|| holder.name().to_owned()).unwrap_or_else(|_| "an unnamed holder".into());
     let asked = catch_panic(move || match round {
         _ if !holder.helps(kind) => None,

@@ -1,4 +1,4 @@
-//! [`Trimmable`]: a pool that caches memory, and the lists of such pools.
+//! [`Trimmable`]: a pool that caches memory, and the lists of pools.
 
 use crate::config::MemoryKind;
 use gpumem_base::sync::Lock;
@@ -25,23 +25,28 @@ pub(crate) trait Trimmable: Send + Sync {
     }
 }
 
-/// The pools of a GPU, or under one limit, that cache memory.
-#[derive(Default)]
-pub(crate) struct Trimmables(Lock<Vec<Weak<dyn Trimmable>>>);
+/// What a GPU, or a limit, knows of its pools while they exist.
+pub(crate) struct WeakList<T: ?Sized>(Lock<Vec<Weak<T>>>);
 
-impl Trimmables {
-    pub(crate) fn on(device: &Device) -> Arc<Self> {
-        device.extension(Self::default)
+impl<T: ?Sized> WeakList<T> {
+    pub(crate) fn new() -> Self {
+        Self(Lock::default())
     }
 
-    pub(crate) fn add(&self, member: Weak<dyn Trimmable>) {
+    pub(crate) fn add(&self, member: Weak<T>) {
         let mut list = self.0.lock();
         list.retain(|other| other.strong_count() > 0);
         list.push(member);
     }
 
-    pub(crate) fn live(&self) -> Vec<Arc<dyn Trimmable>> {
-        let list = self.0.lock();
-        list.iter().filter_map(Weak::upgrade).collect()
+    pub(crate) fn live(&self) -> Vec<Arc<T>> {
+        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl<T: ?Sized + Send + Sync + 'static> WeakList<T> {
+    /// The list of the GPU.
+    pub(crate) fn on(device: &Device) -> Arc<Self> {
+        device.extension(Self::new)
     }
 }

@@ -14,8 +14,8 @@ mod settings;
 pub use opening::Opening;
 pub use release::Release;
 pub use request::Request;
+pub(crate) use settings::Figures;
 pub use settings::PoolSettings;
-pub(crate) use settings::{Figures, Gauge};
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
@@ -145,11 +145,6 @@ pub(crate) struct Stack {
 struct Holdings {
     all: Vec<Option<Holding>>,
     free: Vec<u32>,
-}
-
-pub(crate) enum BackingAllocation {
-    Own(Allocation),
-    Other(StateRef, Allocation),
 }
 
 /// A request of the program, on its way through all adaptors.
@@ -357,8 +352,7 @@ impl Stack {
     }
 
     pub(crate) fn open(&self, hub: &Hub) {
-        let (settings, gauge) = (&PoolSettings::new(hub), &Gauge::new(&hub.listing));
-        let opening = Opening { hub, settings, gauge };
+        let opening = Opening { hub, settings: &PoolSettings::new(hub) };
         self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
 
@@ -372,18 +366,16 @@ impl Stack {
         PoolError::Refused { adaptor, requested_bytes, reason: reason.into(), origin: None }
     }
 
-    /// Returns the allocation that contains a live block, for blocks that are not plain allocations.
-    pub(crate) fn backing_allocation(&self, number: u32) -> Option<BackingAllocation> {
+    /// Returns the allocation that contains a live block, for blocks that are not plain allocations, and its pool if that is another one.
+    pub(crate) fn backing_allocation(&self, number: u32) -> Option<(Option<StateRef>, Allocation)> {
         if fork::is_child() {
             return None;
         }
         self.holdings.lock().get(number).and_then(|holding| match &holding.memory {
-            HeldMemory::Whole(mark) => {
-                Some(BackingAllocation::Own(Allocation::from_mark(holding.address, *mark)))
-            }
+            HeldMemory::Whole(mark) => Some((None, Allocation::from_mark(holding.address, *mark))),
             HeldMemory::Special(special) => Some(match &special.source {
-                Lender::Own { allocation, .. } => BackingAllocation::Own(*allocation),
-                Lender::Other(block) => BackingAllocation::Other(block.pool, block.allocation()),
+                Lender::Own { allocation, .. } => (None, *allocation),
+                Lender::Other(block) => (Some(block.pool), block.allocation()),
             }),
             HeldMemory::Gone => None,
         })

@@ -12,18 +12,8 @@ use gpumem_base::sync::Lock;
 use gpumem_device::internal::not_forked;
 use gpumem_sys::fork;
 
-/// The pools that were made current, over all devices, the latest last.
-static STACK: Lock<Guards> = Lock::new(Guards { entries: Vec::new(), number: 0 });
-
-struct Guards {
-    entries: Vec<CurrentEntry>,
-    number: u64,
-}
-
-struct CurrentEntry {
-    number: u64,
-    pool: Pool,
-}
+/// The pools that were made current, over all devices, with the number of each guard, the latest last.
+static STACK: Lock<Vec<(u64, Pool)>> = Lock::new(Vec::new());
 
 /// Keeps a pool the current pool of its device; see [`Pool::make_current`].
 ///
@@ -83,9 +73,8 @@ impl Pool {
         let device_pool = self.0.backend.device_pool()?;
         let mut stack = STACK.lock();
         device_pool.make_current()?;
-        stack.number += 1;
-        let number = stack.number;
-        stack.entries.push(CurrentEntry { number, pool: self.clone() });
+        let number = stack.last().map_or(0, |(number, _)| number + 1);
+        stack.push((number, self.clone()));
         Ok(CurrentPool { number, pool: self.clone() })
     }
 
@@ -146,33 +135,28 @@ impl Drop for CurrentPool {
         if fork::is_child() {
             return;
         }
-        let mut stack = STACK.lock();
-        let removed = stack.remove(self.number);
-        drop(stack);
+        let removed = remove(&mut STACK.lock(), self.number);
         // The end of a pool takes other locks.
         drop(removed);
     }
 }
 
-impl Guards {
-    /// Removes an entry. If its pool was current, makes the previous entry's pool current.
-    fn remove(&mut self, number: u64) -> Option<CurrentEntry> {
-        let index = self.entries.iter().position(|entry| entry.number == number)?;
-        let removed = self.entries.remove(index);
-        let of_device = |entry: &&CurrentEntry| entry.pool.device() == removed.pool.device();
-        let is_latest = !self.entries[index..].iter().any(|entry| of_device(&entry));
-        let is_reset = removed.pool.device().is_reset();
-        if is_latest
-            && !is_reset
-            && let Ok(ended) = removed.pool.0.backend.device_pool()
-        {
-            let before = self.entries[..index].iter().rev().find(of_device);
-            let before = before.and_then(|entry| entry.pool.0.backend.device_pool().ok());
-            // A drop cannot report an error, which means that the driver is shutting down.
-            let _ = change(ended, before);
-        }
-        Some(removed)
+/// Removes an entry. If its pool was current, makes the previous entry's pool current.
+fn remove(stack: &mut Vec<(u64, Pool)>, number: u64) -> Option<Pool> {
+    let index = stack.iter().position(|(other, _)| *other == number)?;
+    let (_, removed) = stack.remove(index);
+    let of_device = |pool: &&Pool| pool.device() == removed.device();
+    let is_latest = !stack[index..].iter().any(|(_, pool)| of_device(&pool));
+    if is_latest
+        && !removed.device().is_reset()
+        && let Ok(ended) = removed.0.backend.device_pool()
+    {
+        let before = stack[..index].iter().rev().map(|(_, pool)| pool).find(of_device);
+        let before = before.and_then(|pool| pool.0.backend.device_pool().ok());
+        // A drop cannot report an error, which means that the driver is shutting down.
+        let _ = change(ended, before);
     }
+    Some(removed)
 }
 
 /// Makes `before` current, or the default pool, unless a pool of another library is current.

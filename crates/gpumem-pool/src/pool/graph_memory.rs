@@ -46,12 +46,8 @@ struct Table {
 struct GraphEntry {
     /// The first graph of the group whose captures share memory.
     group: u64,
-    retained: Vec<RetainedBlock>,
-}
-
-struct RetainedBlock {
-    pool: StateRef,
-    freed: FreeRequest,
+    /// The blocks that the program has dropped and the graph keeps.
+    retained: Vec<(StateRef, FreeRequest)>,
 }
 
 /// A block that graphs use, and that the program or one of those graphs holds.
@@ -67,7 +63,7 @@ struct OutsideBlock {
 #[must_use = "to be dropped when the lock is free"]
 struct Released {
     chunks: Vec<Chunk>,
-    retained: Vec<RetainedBlock>,
+    retained: Vec<(StateRef, FreeRequest)>,
     source: Option<Arc<dyn AnyStream>>,
 }
 
@@ -200,7 +196,7 @@ impl GraphMemory {
         let starts = chunks
             .map(Chunk::address)
             .chain(outside.map(|(address, _)| *address))
-            .chain(retained.map(|block| block.freed.allocation.address));
+            .chain(retained.map(|(_, freed)| freed.allocation.address));
         starts.map(|address| MemoryRange::new(address, 1)).collect()
     }
 
@@ -216,8 +212,8 @@ impl GraphMemory {
         let chunks = table.chunks.values();
         let chunks = chunks.filter_map(|chunk| Some((&*chunk.graphs, chunk.kept_bytes(is_of)?)));
         let retained = table.graphs.iter().flat_map(|(graph, entry)| {
-            let of_pool = entry.retained.iter().filter(|block| is_of(&block.pool));
-            of_pool.map(move |block| (core::slice::from_ref(graph), block.freed.size_bytes))
+            let of_pool = entry.retained.iter().filter(|(pool, _)| is_of(pool));
+            of_pool.map(move |(_, freed)| (core::slice::from_ref(graph), freed.size_bytes))
         });
         let mut kept = Kept::default();
         for (graphs, size_bytes) in chunks.chain(retained) {
@@ -244,7 +240,7 @@ impl Table {
         let holder = outside.and_then(|outside| outside.graphs.first());
         if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
             // A caller's guarantee of completion covers past work, not future launches.
-            entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
+            entry.retained.push((pool, FreeRequest { is_complete: false, ..freed }));
             return None;
         }
         let uses = self.outside.remove(&freed.allocation.address).map_or(0, |outside| outside.uses);
@@ -272,7 +268,7 @@ impl Table {
 impl Drop for Released {
     fn drop(&mut self) {
         self.chunks.clear();
-        for RetainedBlock { pool, freed } in self.retained.drain(..) {
+        for (pool, freed) in self.retained.drain(..) {
             // The block is freed as if it were dropped now, because another graph may use it too.
             pool.free(&freed);
         }

@@ -7,7 +7,7 @@ use crate::pool::frames;
 use crate::pool::hub::Hub;
 use crate::pool::request::{Origin, check, ladder};
 use crate::pool::state::PoolHandle;
-use crate::stats::HeldName;
+use crate::stats::Name;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_device::internal::{Stamp, not_forked, uses};
 use gpumem_device::{Device, Stream, StreamId};
@@ -53,7 +53,7 @@ pub struct GrowableBlock {
     size_bytes: u64,
     max_bytes: u64,
     owner_stream: StreamId,
-    tag: Option<HeldName>,
+    tag: Option<Arc<Name>>,
     /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
 }

@@ -4,8 +4,8 @@ use crate::backend::{self, Backend, BackendSetup, MemorySource, NO_CACHE};
 use crate::config::{Config, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
 use crate::figures::ActivityCounters;
-use crate::limits::{LimitNode, Limits};
-use crate::pool::listing::{Listing, Listings};
+use crate::limits::{LimitNode, Limits, WeakList};
+use crate::pool::listing::Listing;
 use crate::pool::observer::{Observer, Witness};
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
@@ -240,7 +240,7 @@ impl Hub {
     /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
     fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
         let mut family = vec![id];
-        let mut pools = Listings::on(&self.setup.device).live();
+        let mut pools = WeakList::<Listing>::on(&self.setup.device).live();
         pools.retain(|pool| {
             let (id, parent) = pool.lineage();
             let is_in = parent.is_some_and(|parent| family.contains(&parent));

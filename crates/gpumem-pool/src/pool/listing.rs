@@ -1,14 +1,14 @@
-//! [`Listings`]: the pools of a device. [`Listing`]: the entry of one pool, with its name and its figures.
+//! [`Listing`]: the entry of a pool in the list of its device, with its name and its figures.
 
 use crate::backend::{Backend, MemorySource};
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
-use crate::limits::{LimitNode, Limits};
+use crate::limits::{LimitNode, Limits, WeakList};
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
 use gpumem_device::Device;
 use gpumem_device::internal::PeerDevice;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 pub(crate) struct Listing {
     name: PoolName,
@@ -21,6 +21,11 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
+    /// The name and the figures of each pool of a GPU, in the order of their creation.
+    pub(super) fn usage_on(device: &Device) -> Vec<PoolUsage> {
+        WeakList::<Self>::on(device).live().iter().map(|pool| pool.usage()).collect()
+    }
+
     pub(crate) fn new(device: &Device, kind: MemoryKind, backend: &Backend, limits: &Limits) -> Arc<Self> {
         Arc::new(Self {
             name: limits.node.name.clone(),
@@ -72,43 +77,12 @@ impl Listing {
     }
 }
 
-/// The pools of a GPU, in the order of their creation.
-#[derive(Default)]
-pub(super) struct Listings(Lock<Vec<Weak<Listing>>>);
-
-impl Listings {
-    pub(super) fn on(device: &Device) -> Arc<Self> {
-        device.extension(Self::default)
-    }
-
-    pub(super) fn usage(&self) -> Vec<PoolUsage> {
-        self.live().iter().map(|pool| pool.usage()).collect()
-    }
-
-    pub(super) fn add(&self, pool: &Arc<Listing>) {
-        let mut pools = self.0.lock();
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(Arc::downgrade(pool));
-    }
-
-    pub(super) fn live(&self) -> Vec<Arc<Listing>> {
-        let pools = self.0.lock();
-        pools.iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     /// A bit for each of the first 64 ordinals.
     bits: AtomicU64,
-    granted: Lock<Vec<Granted>>,
-}
-
-#[derive(Debug)]
-struct Granted {
-    peer: PeerDevice,
-    /// Keeps the context that access to plain memory belongs to.
-    _context: Option<Device>,
+    /// Each device, with the context that access to plain memory belongs to.
+    granted: Lock<Vec<(PeerDevice, Option<Device>)>>,
 }
 
 impl Peers {
@@ -118,7 +92,7 @@ impl Peers {
     }
 
     pub(super) fn list(&self) -> Vec<PeerDevice> {
-        self.granted.lock().iter().map(|granted| granted.peer).collect()
+        self.granted.lock().iter().map(|(peer, _)| *peer).collect()
     }
 
     fn open(
@@ -132,9 +106,9 @@ impl Peers {
         let needs_context = is_plain && kind == MemoryKind::Device;
         let context = needs_context.then(|| Device::new(device.driver(), peer.ordinal())).transpose()?;
         let mut granted = self.granted.lock();
-        if granted.iter().all(|granted| granted.peer != peer) {
+        if granted.iter().all(|(other, _)| *other != peer) {
             backend.enable_peer_access(peer)?;
-            granted.push(Granted { peer, _context: context });
+            granted.push((peer, context));
         }
         let bit = 1_u64.checked_shl(peer.ordinal()).unwrap_or(0);
         self.bits.fetch_or(bit, Ordering::Release);

@@ -1,7 +1,7 @@
 //! [`Scope`]: tags a thread's allocations and counts them. [`Tag`]: a tag as a value, for tasks that change threads.
 
 use crate::pool::frames::{Open, ScopeUsage, open};
-use crate::stats::{HeldName, Tags};
+use crate::stats::{Name, Tags};
 use core::fmt;
 use gpumem_sys::text::{Shown, debug_fields};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 #[must_use = "dropping it ends the scope"]
 pub struct Scope {
     open: Open,
-    tag: HeldName,
+    tag: Arc<Name>,
 }
 
 /// A tag as a value: blocks that [`Pool::alloc_tagged`](crate::Pool::alloc_tagged) allocates count for it, as those of a [`Scope`] do.
@@ -54,7 +54,7 @@ pub struct Tag {
     name: Arc<str>,
     serial: u64,
     number: u16,
-    _held: HeldName,
+    _held: Arc<Name>,
 }
 
 impl Tag {

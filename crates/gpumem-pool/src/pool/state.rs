@@ -4,7 +4,7 @@
 use crate::backend::{self, Allocation, FreeRequest, MemorySource};
 use crate::config::{ALIGNMENT_MIN, PeerOption};
 use crate::error::{PoolError, Unsupported};
-use crate::pool::adaptors::{Adaptor, BackingAllocation, Stack};
+use crate::pool::adaptors::{Adaptor, Stack};
 use crate::pool::block::Block;
 use crate::pool::graph_memory::GraphMemory;
 use crate::pool::hub::Hub;
@@ -279,8 +279,8 @@ impl StateRef {
         let stack = self.stack.as_ref().filter(|_| allocation.is_special());
         match stack.and_then(|stack| stack.backing_allocation(allocation.record())) {
             None => (self, allocation),
-            Some(BackingAllocation::Own(allocation)) => (self, allocation),
-            Some(BackingAllocation::Other(pool, allocation)) => pool.backing_allocation(allocation),
+            Some((None, allocation)) => (self, allocation),
+            Some((Some(pool), allocation)) => pool.backing_allocation(allocation),
         }
     }
 

@@ -8,8 +8,7 @@
 mod names;
 mod share;
 
-use names::Name;
-pub(crate) use names::{HeldName, Names};
+pub(crate) use names::{Name, Names};
 pub(crate) use share::Share;
 
 use crate::error::Holder;
@@ -69,9 +68,9 @@ impl Tags {
     }
 
     /// The tag of a name. The number belongs to the name while the result, or a block that counts for it, lives.
-    pub(crate) fn hold(&self, name: &str) -> HeldName {
+    pub(crate) fn hold(&self, name: &str) -> Arc<Name> {
         if fork::is_child() {
-            return HeldName::new(Name { text: name.into(), number: 0 });
+            return Arc::new(Name { text: name.into(), number: 0 });
         }
         let mut table = self.counters.names.0.lock();
         if let Some(found) = table.find(name) {
@@ -179,7 +178,7 @@ impl TagCounters {
         // While the table is locked, no name is forgotten.
         let table = self.names.0.lock();
         let all = self.all.lock();
-        let sum = |name: HeldName| {
+        let sum = |name: Arc<Name>| {
             let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
             Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
         };

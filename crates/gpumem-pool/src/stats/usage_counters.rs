@@ -53,12 +53,12 @@ mod tests {
         let (counters, stream) = (UsageCounters::default(), StreamId::from_u64(1));
         counters.count_out(stream, 60);
         counters.count_in(stream, 60);
-        assert!(counters.lock().streams.is_empty());
+        assert!(counters.0.lock().streams.is_empty());
         counters.count_out(stream, 40);
-        let Usage { total, in_use_peak_bytes, .. } = *counters.lock();
+        let Usage { total, in_use_peak_bytes, .. } = *counters.0.lock();
         assert_eq!((total.in_use_bytes(), in_use_peak_bytes), (40, 60));
         assert_eq!((total.block_count(), total.allocation_count()), (1, 2));
         counters.reset_peak();
-        assert_eq!(counters.lock().in_use_peak_bytes, 40);
+        assert_eq!(counters.0.lock().in_use_peak_bytes, 40);
     }
 }

@@ -1,11 +1,12 @@
 //! [`Book`]: the pools of a trace or flight recorder, with their settings and the names of their tags.
 
 use super::format;
-use crate::pool::{Figures, Gauge, Opening, PoolSettings};
+use crate::pool::listing::Listing;
+use crate::pool::{Figures, Opening, PoolSettings};
 use crate::stats::Names;
 use gpumem_base::sync::Lock;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 #[derive(Default)]
 pub(super) struct Book(Lock<Vec<Entry>>);
@@ -13,14 +14,14 @@ pub(super) struct Book(Lock<Vec<Entry>>);
 pub(super) struct Entry {
     pub(super) settings: PoolSettings,
     pub(super) names: Arc<Names>,
-    pub(super) gauge: Gauge,
+    pub(super) listing: Weak<Listing>,
 }
 
 impl Entry {
     pub(super) fn new(opening: &Opening<'_>) -> Self {
-        let (names, gauge) = (Arc::clone(opening.names()), opening.gauge.clone());
+        let names = Arc::clone(opening.names());
         names.set_recorded();
-        Self { settings: opening.settings.clone(), names, gauge }
+        Self { settings: opening.settings.clone(), names, listing: opening.listing() }
     }
 
     /// True if the pool has been dropped: it held the only other reference to its names.
@@ -47,8 +48,8 @@ impl Book {
     }
 
     pub(super) fn figures(&self, pool: u32) -> Option<Figures> {
-        let gauge = self.0.lock().iter().find(|entry| entry.settings.pool == pool)?.gauge.clone();
-        gauge.read()
+        let listing = self.0.lock().iter().find(|entry| entry.settings.pool == pool)?.listing.clone();
+        Figures::of_listed(&listing)
     }
 
     /// Adds the settings of the pools, and the names of the tags, that are not in `known`, and returns them: a pool and a tag, 0
@@ -80,9 +81,9 @@ impl Book {
     }
 
     pub(super) fn all_figures(&self) -> Vec<(u32, Figures)> {
-        let gauges: Vec<_> =
-            self.0.lock().iter().map(|entry| (entry.settings.pool, entry.gauge.clone())).collect();
-        gauges.into_iter().filter_map(|(pool, gauge)| Some((pool, gauge.read()?))).collect()
+        let pools: Vec<_> =
+            self.0.lock().iter().map(|entry| (entry.settings.pool, entry.listing.clone())).collect();
+        pools.into_iter().filter_map(|(pool, listing)| Some((pool, Figures::of_listed(&listing)?))).collect()
     }
 
     /// The number of a pool's tag; 0 for an unknown pool or tag.

@@ -8,7 +8,6 @@ use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Overflow, Ring, Timed};
 use super::{PoolSettings, file};
 use crate::config::{BackendKind, MemoryKind};
-use crate::pool::Gauge;
 use crate::stats::{Names, Tags};
 use core::time::Duration;
 use proptest::prelude::*;
@@ -30,7 +29,7 @@ fn settings(pool: u32) -> PoolSettings {
 }
 
 fn entry(pool: u32, names: &Arc<Names>) -> Entry {
-    Entry { settings: settings(pool), names: Arc::clone(names), gauge: Gauge::default() }
+    Entry { settings: settings(pool), names: Arc::clone(names), listing: std::sync::Weak::new() }
 }
 
 fn alloc(address: u64) -> Raw {

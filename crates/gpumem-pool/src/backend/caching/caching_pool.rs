@@ -45,7 +45,7 @@ use crate::backend::source::BackendSetup;
 use crate::config::Tuning;
 use crate::error::{GrowthLog, PoolError};
 use crate::figures::ActivityCounters;
-use crate::limits::{Limits, Trimmables};
+use crate::limits::{Limits, Trimmable, WeakList};
 use crate::stats::TagCounters;
 use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
@@ -128,7 +128,7 @@ impl CachingPool {
             pool.register_for_waits();
         }
         forget_caches_in_children();
-        Trimmables::on(device).add(pool.own.clone());
+        WeakList::<dyn Trimmable>::on(device).add(pool.own.clone());
         limits.node.add_trimmable(pool.own.clone());
         Ok(pool)
     }

@@ -1,10 +1,10 @@
-//! [`PoolSettings`]: the settings of a pool, and [`Gauge`]: its current memory, both for its record in a trace.
+//! [`PoolSettings`]: the settings of a pool, and [`Figures`]: its current memory, both for its record in a trace.
 
 use crate::backend::{Backend, MemorySource};
 use crate::config::{BackendKind, MemoryKind, Options};
 use crate::pool::hub::Hub;
 use crate::pool::listing::Listing;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 /// The settings of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +50,6 @@ impl PoolSettings {
     }
 }
 
-#[derive(Clone, Default)]
-pub(crate) struct Gauge(Option<Weak<Listing>>);
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) reserved_bytes: u64,
@@ -61,18 +58,12 @@ pub(crate) struct Figures {
     pub(crate) block_count: u64,
 }
 
-impl Gauge {
-    pub(crate) fn new(listing: &Arc<Listing>) -> Self {
-        Self(Some(Arc::downgrade(listing)))
-    }
-
-    /// `None` if the pool is gone, or if the driver cannot be queried.
-    pub(crate) fn read(&self) -> Option<Figures> {
-        Figures::of(&self.0.as_ref()?.upgrade()?.backend)
-    }
-}
-
 impl Figures {
+    /// `None` if the pool is gone, or if the driver cannot be queried.
+    pub(crate) fn of_listed(pool: &Weak<Listing>) -> Option<Self> {
+        Self::of(&pool.upgrade()?.backend)
+    }
+
     pub(crate) fn of(backend: &Backend) -> Option<Self> {
         let (reserved, counts) = (backend.reserved().ok()?, backend.counts());
         let own = (counts.in_use_bytes, counts.in_use_peak_bytes);

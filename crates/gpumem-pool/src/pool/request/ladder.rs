@@ -17,24 +17,19 @@ use crate::backend::{MemorySource, Outcome, Search, Shortage};
 use crate::config::MemoryKind;
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
-use crate::limits::Trimmables;
 use crate::limits::reclaim::{OTHERS_TIME_MAX, Registry, Round};
+use crate::limits::{Trimmable, WeakList};
 use crate::pool::events;
 use crate::pool::hub::Hub;
 use gpumem_device::CaptureModeGuard;
 use gpumem_device::internal::deadline;
 use std::time::Instant;
 
-#[derive(Clone, Copy)]
-enum OutsideRung {
-    Callbacks(Round),
-    OtherPools,
-}
-
-const OUTSIDE: [(&str, OutsideRung); 3] = [
-    ("run reclaim callbacks (purge)", OutsideRung::Callbacks(Round::Purge)),
-    ("run reclaim callbacks (release)", OutsideRung::Callbacks(Round::Release)),
-    (OTHERS_TRIMMED, OutsideRung::OtherPools),
+/// The rungs outside the pool: a round of reclaim callbacks, or `None` for the other pools.
+const OUTSIDE: [(&str, Option<Round>); 3] = [
+    ("run reclaim callbacks (purge)", Some(Round::Purge)),
+    ("run reclaim callbacks (release)", Some(Round::Release)),
+    (OTHERS_TRIMMED, None),
 ];
 
 /// Climbs the ladder for a request, and returns what the request found.
@@ -46,7 +41,7 @@ const OUTSIDE: [(&str, OutsideRung); 3] = [
 #[cold]
 pub(crate) fn climb<T>(hub: &Hub, search: &mut dyn Search<T>) -> Result<T, PoolError> {
     let _request = deadline::RequestScope::begin();
-    let mut course = Course::default();
+    let mut course = Course { attempts: Vec::with_capacity(ATTEMPTS_MAX), served_by: None };
     let found = climb_until_found(hub, search, &mut course);
     hub.activity.add_steps(course.attempts.iter().map(|attempt| StepCounters {
         name: attempt.name,
@@ -78,7 +73,7 @@ fn climb_until_found<T>(
             std::thread::yield_now();
             continue;
         }
-        if !outside.any(|(name, rung)| climb_outside(hub, search, name, rung, course)) {
+        if !outside.any(|(name, round)| climb_outside(hub, search, name, round, course)) {
             return Ok(Outcome::Short);
         }
     }
@@ -124,14 +119,14 @@ fn climb_outside<T>(
     hub: &Hub,
     search: &dyn Search<T>,
     name: &'static str,
-    rung: OutsideRung,
+    round: Option<Round>,
     course: &mut Course,
 ) -> bool {
     let measure = || if search.is_over_budget() { 0 } else { room_bytes(hub) };
     let (start, before_bytes) = (Instant::now(), measure());
-    let failures = match rung {
-        OutsideRung::Callbacks(round) => run_callbacks(hub, round, deadline_of(hub)),
-        OutsideRung::OtherPools => search.shortage().ok().and_then(|shortage| trim_others(hub, &shortage)),
+    let failures = match round {
+        Some(round) => run_callbacks(hub, round, deadline_of(hub)),
+        None => search.shortage().ok().and_then(|shortage| trim_others(hub, &shortage)),
     };
     let Some(failures) = failures else { return false };
     course.add(name, start, gain(before_bytes, measure()), failures);
@@ -177,7 +172,7 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     let is_ours = limit.is_some_and(|limit| limit.owner == Some(hub.id()))
         && hub.limits.node.is_exceeded_by(shortage.requested_bytes);
     let kind = hub.config().kind;
-    let mut trimmables = Trimmables::on(hub.device()).live();
+    let mut trimmables = WeakList::<dyn Trimmable>::on(hub.device()).live();
     trimmables.retain(|member| member.kind().helps(kind));
     // One of the entries is this pool itself.
     let has_others = trimmables.len() > usize::from(hub.backend.keeps_memory())
@@ -207,12 +202,6 @@ fn room_bytes(hub: &Hub) -> i64 {
 struct Course {
     attempts: Vec<Attempt>,
     served_by: Option<&'static str>,
-}
-
-impl Default for Course {
-    fn default() -> Self {
-        Self { attempts: Vec::with_capacity(ATTEMPTS_MAX), served_by: None }
-    }
 }
 
 impl Course {

@@ -7,9 +7,9 @@ use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
     Requested, UnfinishedStream,
 };
-use crate::limits::{DeviceBudget, Trimmable, Trimmables};
+use crate::limits::{DeviceBudget, Trimmable, WeakList};
 use crate::pool::hub::Hub;
-use crate::pool::listing::Listings;
+use crate::pool::listing::Listing;
 use crate::pool::{events, frames};
 use core::cell::Cell;
 use core::cmp::Reverse;
@@ -18,13 +18,6 @@ use gpumem_device::StreamId;
 use gpumem_device::internal::{deadline, host, processes};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The memory that other pools hold on the device, and how much of it is cached.
-#[derive(Default)]
-struct Others {
-    held_bytes: u64,
-    cached_bytes: u64,
-}
 
 /// The memory of a pool that captures and graphs keep, and that the program has dropped.
 #[derive(Default)]
@@ -212,8 +205,8 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
     report.capture_bytes = kept.capture_bytes.min(report.graph_bytes);
     report.capture_stream = kept.capture_stream;
     // Stays empty if the device query fails.
-    let others = others(hub, report).unwrap_or_default();
-    report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
+    let (held_bytes, cached_bytes) = others(hub, report).unwrap_or_default();
+    report.other_pools_bytes = held_bytes.min(report.others_bytes());
     report.other_pools = other_pools(hub);
     let owner = report.facts.limit_owner;
     report.limit_pool = owner.and_then(|id| Some(hub.limits.node.of(id)?.name.as_str().into()));
@@ -233,7 +226,7 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
         is_integrated: hub.device().is_integrated(),
         others_cached_bytes: match report.attempts.iter().any(|attempt| attempt.name == OTHERS_TRIMMED) {
             true => 0,
-            false => others.cached_bytes,
+            false => cached_bytes,
         },
     };
     if report.advice() == Advice::FreeTheDevice {
@@ -246,7 +239,7 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
 
 /// The other pools of the device that hold memory, the largest first.
 fn other_pools(hub: &Hub) -> Vec<PoolUsage> {
-    let mut pools = Listings::on(hub.device()).usage();
+    let mut pools = Listing::usage_on(hub.device());
     pools.retain(|pool| pool.id != hub.id() && pool.reserved_bytes > 0);
     pools.sort_by_key(|pool| Reverse(pool.reserved_bytes));
     pools
@@ -285,18 +278,16 @@ fn unfinished_of_request(hub: &Hub) -> Vec<UnfinishedStream> {
     unfinished
 }
 
-/// Returns the memory of other pools on the device: the total minus this pool's own.
-fn others(hub: &Hub, report: &OutOfMemory) -> Result<Others, PoolError> {
+/// The memory that other pools hold on the device, and how much of it is cached: the total minus this pool's own.
+fn others(hub: &Hub, report: &OutOfMemory) -> Result<(u64, u64), PoolError> {
     let _entered = hub.device().enter_relaxed()?;
-    let trimmables = Trimmables::on(hub.device()).live();
+    let trimmables = WeakList::<dyn Trimmable>::on(hub.device()).live();
     let sum = |of: fn(&Arc<dyn Trimmable>) -> u64| trimmables.iter().map(of).fold(0, u64::saturating_add);
     let held_bytes =
         DeviceBudget::on(hub.device()).device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
     let cached_bytes = sum(|pool| pool.cached_bytes());
     let is_on_device = hub.config().kind == MemoryKind::Device;
     let own = |bytes| if is_on_device { bytes } else { 0 };
-    Ok(Others {
-        held_bytes: held_bytes.saturating_sub(own(report.reserved_bytes)),
-        cached_bytes: cached_bytes.saturating_sub(own(report.cached_bytes())),
-    })
+    let held_bytes = held_bytes.saturating_sub(own(report.reserved_bytes));
+    Ok((held_bytes, cached_bytes.saturating_sub(own(report.cached_bytes()))))
 }

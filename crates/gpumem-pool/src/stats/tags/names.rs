@@ -1,7 +1,7 @@
 //! [`Names`]: a pool's tags by number, for its counters, its adaptors and a trace's writer. Shared ownership lets them
 //! outlive the pool.
 //!
-//! A name has a number while something holds it ([`HeldName`]), while blocks count for it, and while it is among the last names used
+//! A name has a number while something holds it ([`Name`]), while blocks count for it, and while it is among the last names used
 //! without either. Then it is forgotten, and another name gets the number. Recorders store numbers, so a recorded pool never reuses a
 //! number.
 
@@ -12,9 +12,6 @@ use std::sync::Arc;
 
 #[derive(Default)]
 pub(crate) struct Names(pub(super) Lock<NameTable>);
-
-/// A name and its number, which belong together while this value lives.
-pub(crate) type HeldName = Arc<Name>;
 
 #[derive(Debug)]
 pub(crate) struct Name {
@@ -34,7 +31,7 @@ pub(super) struct NameTable {
 }
 
 struct NameUse {
-    name: HeldName,
+    name: Arc<Name>,
     first_use: u64,
     last_use: u64,
 }
@@ -62,7 +59,7 @@ impl Names {
         self.0.lock().given.get(index).cloned().flatten()
     }
 
-    pub(crate) fn hold(&self, number: u16) -> Option<HeldName> {
+    pub(crate) fn hold(&self, number: u16) -> Option<Arc<Name>> {
         if fork::is_child() {
             return None;
         }
@@ -88,7 +85,7 @@ impl Names {
 }
 
 impl NameTable {
-    pub(super) fn find(&mut self, name: &str) -> Option<HeldName> {
+    pub(super) fn find(&mut self, name: &str) -> Option<Arc<Name>> {
         self.use_count += 1;
         let found = self.in_use.get_mut(name)?;
         found.last_use = self.use_count;
@@ -101,7 +98,7 @@ impl NameTable {
     }
 
     /// Gives a new name a number. If there are too many names, further ones share a name and its number.
-    pub(super) fn add(&mut self, name: &str) -> HeldName {
+    pub(super) fn add(&mut self, name: &str) -> Arc<Name> {
         self.left_count = self.left_count.saturating_sub(1);
         let number = self.free.pop().unwrap_or_else(|| {
             self.given.resize((self.given.len() + 1).min(usize::from(OTHERS_NUMBER)), None);
@@ -113,7 +110,7 @@ impl NameTable {
         }
     }
 
-    fn insert(&mut self, text: &str, number: u16) -> HeldName {
+    fn insert(&mut self, text: &str, number: u16) -> Arc<Name> {
         let text: Arc<str> = text.into();
         if let Some(given) = self.given.get_mut(usize::from(number) - 1) {
             *given = Some(Arc::clone(&text));
@@ -156,7 +153,7 @@ impl NameTable {
     }
 
     /// The names that are not forgotten, in the order of their first uses.
-    pub(super) fn all(&self) -> Vec<HeldName> {
+    pub(super) fn all(&self) -> Vec<Arc<Name>> {
         let mut all: Vec<_> = self.in_use.values().map(|used| (used.first_use, &used.name)).collect();
         all.sort_unstable_by_key(|(first_use, _)| *first_use);
         all.into_iter().map(|(_, name)| Arc::clone(name)).collect()
@@ -176,14 +173,14 @@ const OTHERS: &str = "(others)";
 mod tests {
     use super::*;
 
-    fn number(table: &mut NameTable, name: &str) -> HeldName {
+    fn number(table: &mut NameTable, name: &str) -> Arc<Name> {
         table.find(name).unwrap_or_else(|| table.add(name))
     }
 
     #[test]
     fn names_are_numbered_from_one() {
         let names = Names::default();
-        let numbers = ["a", "b", "a"].map(|name| number(&mut names.table(), name).number);
+        let numbers = ["a", "b", "a"].map(|name| number(&mut names.0.lock(), name).number);
         assert_eq!((numbers, names.find("b"), names.find("c")), ([1, 2, 1], 2, 0));
         assert_eq!((names.get(2).as_deref(), names.get(0), names.get(3)), (Some("b"), None, None));
     }
@@ -191,7 +188,7 @@ mod tests {
     #[test]
     fn names_beyond_the_last_number_share_it() {
         let names = Names::default();
-        let mut table = names.table();
+        let mut table = names.0.lock();
         for index in 1..OTHERS_NUMBER {
             assert_eq!(number(&mut table, &index.to_string()).number, index);
         }
@@ -209,7 +206,7 @@ mod tests {
             if is_recorded {
                 names.set_recorded();
             }
-            let mut table = names.table();
+            let mut table = names.0.lock();
             let held = number(&mut table, "held");
             (0..1000).for_each(|index| drop(number(&mut table, &format!("name {index}"))));
             drop(number(&mut table, "name 0"));
@@ -233,7 +230,7 @@ mod tests {
     #[test]
     fn passes_are_rare_and_leave_a_number_for_every_name() {
         let names = Names::default();
-        let mut table = names.table();
+        let mut table = names.0.lock();
         let (mut held, mut pass_count) = (Vec::new(), 0);
         for index in 0..200_000_u32 {
             if table.is_due() {

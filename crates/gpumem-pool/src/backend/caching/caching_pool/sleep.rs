@@ -97,10 +97,6 @@ impl CachingPool {
         PoolError::Device(DeviceError::Asleep { pool: self.limits.node.name.as_str().into() })
     }
 
-    fn cannot_sleep(&self, reason: &'static str, remedy: &'static str) -> PoolError {
-        PoolError::CannotSleep { pool: self.limits.node.name.as_str().into(), reason, remedy }
-    }
-
     /// Frees the host memory that is kept for the next sleep. The calls wait for the device.
     pub(super) fn free_host_copy(&self) -> Result<(), DriverError> {
         if self.on_host_bytes.load(Ordering::Relaxed) == 0 {
@@ -120,7 +116,8 @@ impl CachingPool {
     fn select(&self) -> Result<Vec<(u64, u64)>, PoolError> {
         let mut core = self.core();
         if core.heap.pins_any() {
-            return Err(self.cannot_sleep(
+            return Err(PoolError::cannot_sleep(
+                &self.limits.node.name,
                 "a block was exported or pinned, and its memory must stay",
                 "allocate such blocks from another pool",
             ));
