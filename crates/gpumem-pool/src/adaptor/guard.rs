@@ -41,7 +41,7 @@ use std::sync::Arc;
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}};
 /// use gpumem_sim::SimConfig;
-/// use std::sync::Arc;
+/// use std::sync::{Arc, Mutex};
 ///
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let guard = Arc::new(Guard::new());

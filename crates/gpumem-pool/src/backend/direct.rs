@@ -18,7 +18,7 @@ use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
 use crate::limits::{Admission, DeviceBudget, Limits, Trimmable, WeakList};
-use crate::stats::{TagCounters, Usage, UsageCounters};
+use crate::stats::{Tags, Usage};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_base::counters::Counters;
@@ -98,12 +98,12 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
 pub(crate) struct DirectBackend<C> {
     own: Weak<Self>,
     device: Device,
-    counters: UsageCounters,
+    usage: Lock<Usage>,
     admission: Admission,
     unfreed_bytes: AtomicU64,
     limits: Limits,
     growth: GrowthLog,
-    tags: TagCounters,
+    tags: Tags,
     activity: Arc<ActivityCounters>,
     idle: Idle,
     is_registered_for_waits: Once,
@@ -120,7 +120,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let direct = Arc::new_cyclic(|own| Self {
             own: own.clone(),
             device: device.clone(),
-            counters: UsageCounters::default(),
+            usage: Lock::default(),
             admission: Admission::new(config, limits, &DeviceBudget::on(device)),
             unfreed_bytes: AtomicU64::new(0),
             limits: limits.clone(),
@@ -160,7 +160,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         };
         let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
         let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
-        let has_enough = self.counters.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
+        let has_enough = self.usage.lock().total.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
         if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
             self.trim(keep_bytes.saturating_sub(size_bytes))?;
         }
@@ -216,11 +216,11 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
     /// The memory that no trim releases: live blocks, and memory that the driver refused to free.
     fn bound_bytes(&self) -> u64 {
-        self.counters.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
+        self.usage.lock().total.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
     }
 
     fn counts(&self) -> Counts {
-        let Usage { total, in_use_peak_bytes, .. } = *self.counters.0.lock();
+        let Usage { total, in_use_peak_bytes, .. } = *self.usage.lock();
         Counts {
             in_use_bytes: total.in_use_bytes(),
             in_use_peak_bytes,
@@ -280,7 +280,7 @@ impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
             Err(cause) if cause.is_shutdown() => Ok(()),
             other => other,
         };
-        self.counters.count_in(freed.owner_stream, freed.size_bytes);
+        self.usage.lock().count_in(freed.owner_stream, freed.size_bytes);
         match result {
             Ok(()) => self.admission.give_back(freed.size_bytes),
             Err(_) => drop(self.unfreed_bytes.fetch_add(freed.size_bytes, Ordering::Relaxed)),
@@ -316,11 +316,11 @@ impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        self.counters.0.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
+        self.usage.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
     }
 
     fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.counters.reset_peak();
+        self.usage.lock().reset_peak();
         Ok(self.calls.reset_peak()?)
     }
 
@@ -398,7 +398,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
         });
         self.refusal = acquired.err().map(Refusal::if_out_of_memory).transpose()?;
         let Ok(address) = acquired else { return Ok(Outcome::Short) };
-        backend.counters.count_out(self.stream.id(), size_bytes);
+        backend.usage.lock().count_out(self.stream.id(), size_bytes);
         backend.note_growth();
         backend.device.serve();
         // The free finds the driver's allocation by the padding and the class.
@@ -411,7 +411,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
     /// The limit of the driver's pool, if the device has room, since then that limit refused. It bounds reserved memory.
     fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
         let backend = self.backend;
-        let in_use_bytes = backend.counters.in_use_bytes();
+        let in_use_bytes = backend.usage.lock().total.in_use_bytes();
         let limit = backend.limits.exceeded_at(in_use_bytes)?;
         let free_bytes = backend.device.memory_info().ok()?.free_bytes;
         let reserved = backend.calls.reserved(&backend.device).ok()?;
@@ -464,7 +464,7 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         Ok(Shortage {
             requested_bytes: self.size_bytes,
             alignment: if self.exponent > 0 { 1 << self.exponent } else { 0 },
-            admitted_bytes: self.backend.counters.in_use_bytes(),
+            admitted_bytes: self.backend.usage.lock().total.in_use_bytes(),
             refusal: limit.map(Refusal::Limit).or(self.refusal),
         })
     }

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::{OutOfMemory, PoolError};
 use crate::figures::ActivityCounters;
 use crate::limits::Limits;
-use crate::stats::TagCounters;
+use crate::stats::Tags;
 use enum_dispatch::enum_dispatch;
 use gpumem_base::counters::Counters;
 use gpumem_device::internal::PeerDevice;
@@ -136,6 +136,6 @@ pub(crate) struct BackendSetup<'a> {
     pub(crate) device: &'a Device,
     pub(crate) config: &'a Config,
     pub(crate) limits: &'a Limits,
-    pub(crate) tags: &'a TagCounters,
+    pub(crate) tags: &'a Tags,
     pub(crate) activity: &'a Arc<ActivityCounters>,
 }

@@ -29,10 +29,10 @@ use std::time::Instant;
 /// use gpumem_pool::{Block, Device, Pool, Reclaimable, Registration, Stream};
 /// use gpumem_sim::SimConfig;
 /// use std::error::Error;
-/// use std::sync::Arc;
+/// use std::sync::{Arc, Mutex};
 ///
 /// /// Earlier results, kept as long as there is room for them.
-/// struct Cache(Lock<Vec<Block>>);
+/// struct Cache(Mutex<Vec<Block>>);
 ///
 /// impl Reclaimable for Cache {
 ///     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -43,7 +43,7 @@ use std::time::Instant;
 ///
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(64 << 20))?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
-/// let cache = Arc::new(Cache(Lock::default()));
+/// let cache = Arc::new(Cache(Mutex::default()));
 /// let _registration = Registration::new(&device, &cache);
 ///
 /// let cached = pool.alloc(40 << 20, &stream)?;

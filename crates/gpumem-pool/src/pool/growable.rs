@@ -75,7 +75,7 @@ impl GrowableBlock {
             size_bytes: 0,
             max_bytes,
             owner_stream: stream.id(),
-            tag: pool.tags.names().hold(frames::innermost(&pool.tags)),
+            tag: pool.tags.names.hold(frames::innermost(&pool.tags)),
             uses: AtomicU64::new(0),
         })
     }

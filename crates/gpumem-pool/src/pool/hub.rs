@@ -66,7 +66,7 @@ impl Hub {
             device,
             config,
             limits: &limits,
-            tags: &tags.counters,
+            tags: &tags,
             activity: &activity,
         })?;
         Ok(Self {

@@ -21,16 +21,12 @@ use share::Peak;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The counters of all tags of a pool, by name. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Tags {
     /// Unique to the pool, never reused: threads find their shares by it.
     pub(crate) serial: u64,
-    pub(crate) counters: TagCounters,
-}
-
-/// The counters of all tags of a pool, by name. Clones share them.
-#[derive(Clone, Default)]
-pub(crate) struct TagCounters {
-    names: Arc<Names>,
+    pub(crate) names: Arc<Names>,
     all: Arc<Lock<TagShares>>,
 }
 
@@ -60,11 +56,7 @@ impl TagSum {
 impl Tags {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), counters: TagCounters::default() }
-    }
-
-    pub(crate) fn names(&self) -> &Arc<Names> {
-        &self.counters.names
+        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), all: Arc::default() }
     }
 
     /// The tag of a name. The number belongs to the name while the result, or a block that counts for it, lives.
@@ -72,12 +64,12 @@ impl Tags {
         if fork::is_child() {
             return Arc::new(Name { text: name.into(), number: 0 });
         }
-        let mut table = self.counters.names.0.lock();
+        let mut table = self.names.0.lock();
         if let Some(found) = table.find(name) {
             return found;
         }
         if table.is_due() {
-            let mut all = self.counters.all.lock();
+            let mut all = self.all.lock();
             let forgotten = table.forget_unused(|tag| all.is_unused(tag));
             forgotten.into_iter().for_each(|tag| all.clear(tag));
         }
@@ -117,7 +109,7 @@ impl Tags {
                 count(&share);
             }
             None => {
-                let mut all = self.counters.all.lock();
+                let mut all = self.all.lock();
                 let share = Share::new(all.peaks.entry(tag).or_default());
                 count(&share);
                 share.publish();
@@ -129,7 +121,7 @@ impl Tags {
 
     /// A share without an owner, or a new one, for the calling thread.
     fn adopt(&self, tag: u16) -> Arc<Share> {
-        let mut all = self.counters.all.lock();
+        let mut all = self.all.lock();
         let is_left = |share: &Share| {
             share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
@@ -145,11 +137,22 @@ impl Tags {
 
     /// The sums of all tags that have counted and are not forgotten, in the order of their first scopes.
     pub(crate) fn sums(&self) -> Vec<TagSum> {
-        self.counters.sums()
+        // While the table is locked, no name is forgotten.
+        let table = self.names.0.lock();
+        let all = self.all.lock();
+        let sum = |name: Arc<Name>| {
+            let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
+            Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
+        };
+        table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
+    }
+
+    pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {
+        self.sums().into_iter().map(|sum| (sum.name, sum.counters.in_use_bytes())).collect()
     }
 
     pub(crate) fn reset_peaks(&self) {
-        let all = self.counters.all.lock();
+        let all = self.all.lock();
         all.shares.values().flatten().for_each(|share| share.reset_peak());
         all.peaks.values().for_each(|peak| peak.reset());
     }
@@ -165,24 +168,6 @@ impl Tags {
             block_count: counters.block_count(),
         };
         sums.into_iter().map(holder).collect()
-    }
-}
-
-impl TagCounters {
-    pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {
-        self.sums().into_iter().map(|sum| (sum.name, sum.counters.in_use_bytes())).collect()
-    }
-
-    /// See [`Tags::sums`].
-    pub(crate) fn sums(&self) -> Vec<TagSum> {
-        // While the table is locked, no name is forgotten.
-        let table = self.names.0.lock();
-        let all = self.all.lock();
-        let sum = |name: Arc<Name>| {
-            let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
-            Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
-        };
-        table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
     }
 }
 
@@ -305,7 +290,7 @@ mod tests {
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
         assert!(
-            tags.counters.all.lock().shares.values().flatten().count() < 6,
+            tags.all.lock().shares.values().flatten().count() < 6,
             "shares of ended threads are not reused"
         );
     }

@@ -46,7 +46,7 @@ use crate::config::Tuning;
 use crate::error::{GrowthLog, PoolError};
 use crate::figures::ActivityCounters;
 use crate::limits::{Limits, Trimmable, WeakList};
-use crate::stats::TagCounters;
+use crate::stats::Tags;
 use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
 use contents::Contents;
@@ -72,7 +72,7 @@ pub(crate) struct CachingPool {
     limits: Limits,
     access: MemoryAccess,
     growth: GrowthLog,
-    tags: TagCounters,
+    tags: Tags,
     collect_above: Option<f64>,
     idle: Idle,
     is_registered_for_waits: Once,

@@ -40,7 +40,7 @@ impl<'a> Opening<'a> {
     }
 
     pub(crate) fn names(&self) -> &'a Arc<Names> {
-        self.hub.tags.names()
+        &self.hub.tags.names
     }
 }
 

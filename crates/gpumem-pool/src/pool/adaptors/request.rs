@@ -61,7 +61,7 @@ impl<'a> Request<'a> {
     /// Returns the request's tag: the name of the current scope ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
-        self.origin.hub.tags.names().get(self.origin.tag)
+        self.origin.hub.tags.names.get(self.origin.tag)
     }
 
     pub(crate) fn tag_number(&self) -> u16 {

@@ -129,7 +129,7 @@ pub(crate) fn with_report<T>(
     result.map_err(|mut error| {
         let tag = || {
             let tag = if origin.tag == 0 { frames::innermost(&hub.tags) } else { origin.tag };
-            hub.tags.names().get(tag).map(|name| (*name).into())
+            hub.tags.names.get(tag).map(|name| (*name).into())
         };
         let stream = origin.stream;
         if let PoolError::TooLarge { requested_bytes, .. } = &mut error
