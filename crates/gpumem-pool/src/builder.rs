@@ -6,7 +6,7 @@
 mod default;
 
 use crate::adaptor::Adaptor;
-use crate::config::options::{KEYS, setters, value_of};
+use crate::config::options::{KEYS, setter, setters, value_of};
 use crate::config::values::named;
 use crate::config::{
     BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,

@@ -20,7 +20,7 @@ pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
 pub use unsupported::Unsupported;
 
-use crate::config::{ConfigError, MemoryKind, PoolName};
+use crate::config::{BackendKind, ConfigError, MemoryKind, PoolName};
 use core::fmt;
 use gpumem_device::{Bytes, DeviceError, HostMemoryError};
 use gpumem_sys::env::EnvError;
@@ -162,6 +162,10 @@ pub enum PoolError {
 const _: () = assert!(size_of::<PoolError>() <= 80);
 
 impl PoolError {
+    pub(crate) fn not_on(backend: BackendKind, what: &'static str, instead: &'static str) -> Self {
+        Self::Unsupported(Unsupported::OnBackend { backend, what, instead })
+    }
+
     pub(crate) fn not_with_kind(kind: MemoryKind, what: &'static str) -> Self {
         Self::Unsupported(Unsupported::OnKind { kind, what, instead: "`device`" })
     }

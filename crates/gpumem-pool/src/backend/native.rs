@@ -159,11 +159,11 @@ impl DriverAllocator for NativeAllocator {
         if bound_bytes(limit_bytes, self.device.total_bytes()) <= self.pool.max_bytes {
             return Ok(());
         }
-        Err(PoolError::Unsupported(Unsupported::OnBackend {
-            backend: BackendKind::Native,
-            what: "raise the hard limit that the pool was built with",
-            instead: "`caching` or `none`",
-        }))
+        Err(PoolError::not_on(
+            BackendKind::Native,
+            "raise the hard limit that the pool was built with",
+            "`caching` or `none`",
+        ))
     }
 
     /// A driver pool keeps the bound that it was created with, which is rounded up from the hard limit of that time. Older drivers have no
@@ -206,20 +206,16 @@ impl DriverAllocator for NativeAllocator {
 
 /// The error for pinning: the handles of the driver's pool are private to it, and cannot be named.
 pub(super) fn cannot_pin() -> PoolError {
-    PoolError::Unsupported(Unsupported::OnBackend {
-        backend: BackendKind::Native,
-        what: "pin the memory under a block",
-        instead: "`caching` or `none`",
-    })
+    PoolError::not_on(BackendKind::Native, "pin the memory under a block", "`caching` or `none`")
 }
 
 fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
     if kind != MemoryKind::Device {
-        return Err(PoolError::Unsupported(Unsupported::OnBackend {
-            backend: BackendKind::Native,
-            what: "allocate memory that the host can access",
-            instead: "`caching` or `none`",
-        }));
+        return Err(PoolError::not_on(
+            BackendKind::Native,
+            "allocate memory that the host can access",
+            "`caching` or `none`",
+        ));
     }
     let table = device.driver().table();
     let has_pools = match device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) {

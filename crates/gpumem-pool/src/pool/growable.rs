@@ -190,11 +190,7 @@ impl GrowableBlock {
 fn growing(hub: &Hub) -> Result<&CachingPool, PoolError> {
     let what = "grow a block in place";
     hub.backend.growing().ok_or_else(|| match (hub.config().kind, hub.backend.has_plain_segments()) {
-        (MemoryKind::Device, false) => PoolError::Unsupported(Unsupported::OnBackend {
-            backend: hub.backend.kind(),
-            what,
-            instead: "`caching`",
-        }),
+        (MemoryKind::Device, false) => PoolError::not_on(hub.backend.kind(), what, "`caching`"),
         (MemoryKind::Device, true) => PoolError::Unsupported(Unsupported::OnSegments { what }),
         (kind, _) => PoolError::not_with_kind(kind, what),
     })
