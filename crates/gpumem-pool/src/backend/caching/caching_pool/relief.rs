@@ -99,7 +99,7 @@ impl CachingPool {
     pub(in super::super) fn reservable_max_bytes(&self, heap: &Heap) -> u64 {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
-            return self.limits.node().limit_bytes().saturating_add(2 << 20);
+            return self.limits.node.limit_bytes().saturating_add(2 << 20);
         }
         heap.reserved_bytes().saturating_add(self.access.admission.room_bytes())
     }
