@@ -13,7 +13,6 @@ mod kinds;
 mod lifetimes;
 mod limits;
 mod others_bugs;
-mod pinned;
 mod pool;
 mod service;
 mod situations;

@@ -11,11 +11,13 @@ pub mod asymmetric_fence;
 mod biased_count;
 mod biased_lock;
 mod lifetime;
+mod lock;
 mod spin_mutex;
 
 pub use biased_count::{BiasedCount, CountSide};
 pub use biased_lock::{BiasedLock, Revoked, revoke_all};
 pub use lifetime::Lifetime;
+pub use lock::Lock;
 pub use primitives::*;
 pub use spin_mutex::{SpinMutex, SpinMutexGuard};
 

@@ -34,8 +34,7 @@ mod settle;
 mod wait;
 
 pub use completion::Completion;
-pub use context::Handle;
-pub use context::{CaptureModeGuard, ContextGuard};
+pub use context::{CaptureModeGuard, ContextGuard, Handle};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub(crate) use maintenance::Maintenance;
@@ -43,8 +42,7 @@ pub use maintenance::{HowFar, Idle, PoolMaintenance};
 pub(crate) use objects::at_end;
 pub use objects::{Object, Owned};
 pub(crate) use order::Marker;
-pub use order::StreamId;
-pub use order::{CapturePart, Clocks, GRAPH_BIT, MarkerEvent, Order, Stamp, StreamIndex};
+pub use order::{CapturePart, Clocks, GRAPH_BIT, MarkerEvent, Order, Stamp, StreamId, StreamIndex};
 #[doc(hidden)]
 pub use peer::PeerDevice;
 pub use stream::{RecentStreams, Stream, StreamBuilder, StreamPoint};
@@ -57,7 +55,8 @@ use core::any::Any;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use extensions::Extensions;
-use gpumem_sys::text::Shown;
+use gpumem_base::sync::Lock;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::{CUcontext, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError, fork};
 #[doc(hidden)]
@@ -67,7 +66,7 @@ pub use settle::{Patience, Work};
 #[doc(hidden)]
 pub use sleepers::MemoryRange;
 pub(crate) use sleepers::Sleepers;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use watch::Watch;
 
 /// One GPU, used through its primary context. Clones share it.
@@ -91,12 +90,10 @@ pub struct WeakDevice(Weak<Inner>);
 
 struct Inner {
     primary: PrimaryContext,
-    /// Shared by all devices of the machine.
     clocks: Arc<Clocks>,
     common: Arc<Common>,
     name: String,
     total_bytes: u64,
-    /// True if the device uses the host's memory.
     is_integrated: bool,
     compute_capability: (u32, u32),
     /// The streams that notify of completed work.
@@ -109,9 +106,9 @@ struct Common {
     maintenance: Maintenance,
     watch: Watch,
     /// Unreported failures to release memory.
-    kept: Mutex<Vec<DeviceError>>,
+    kept: Lock<Vec<DeviceError>>,
     /// The memory of these reports that can be released later.
-    kept_memory: Mutex<Vec<KeptMemory>>,
+    kept_memory: Lock<Vec<KeptMemory>>,
     /// The values that the rooms above keep with the GPU.
     extensions: Extensions,
 }
@@ -531,7 +528,6 @@ impl Inner {
     }
 }
 
-/// The devices of these contexts.
 fn devices_of(contexts: Vec<HeldContext>) -> Vec<Device> {
     contexts.into_iter().filter_map(Device::of).collect()
 }
@@ -546,14 +542,7 @@ impl PartialEq for Device {
 
 impl Eq for Device {}
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("ordinal", &self.ordinal())
-            .field("name", &Shown::name(&self.0.name))
-            .finish()
-    }
-}
+debug_fields!(Device, it, ordinal: it.ordinal(), name: Shown::name(&it.0.name));
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

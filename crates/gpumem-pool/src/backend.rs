@@ -56,7 +56,6 @@ use gpumem_device::{Stream, StreamId};
 use none::PlainAllocator;
 use std::sync::Arc;
 
-/// The backend of a pool.
 #[enum_dispatch(MemorySource)]
 #[derive(Clone)]
 pub(crate) enum Backend {
@@ -92,12 +91,11 @@ impl Backend {
     pub(crate) fn cache_key(&self) -> u64 {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(pool) => pool.cache_key(),
+            Self::Caching(pool) => pool.cache_key,
             _ => NO_CACHE,
         }
     }
 
-    /// The pool whose blocks can grow in place, if this is one.
     pub(crate) fn growing(&self) -> Option<&CachingPool> {
         match self {
             #[cfg(feature = "backend-caching")]
@@ -115,11 +113,7 @@ impl Backend {
         match self {
             #[cfg(feature = "backend-caching")]
             Self::Caching(pool) => pool.check_sleeps().map(|()| &**pool),
-            _ => Err(PoolError::Unsupported(Unsupported::OnBackend {
-                backend: self.kind(),
-                what: "sleep",
-                instead: "`caching`",
-            })),
+            _ => Err(PoolError::not_on(self.kind(), "sleep", "`caching`")),
         }
     }
 
@@ -133,11 +127,11 @@ impl Backend {
         match self {
             #[cfg(feature = "backend-native")]
             Self::Native(direct) => direct.calls().check_current().map(|()| direct.calls()),
-            _ => Err(PoolError::Unsupported(Unsupported::OnBackend {
-                backend: self.kind(),
-                what: "be the device's current pool",
-                instead: "`native` (option backend:native)",
-            })),
+            _ => Err(PoolError::not_on(
+                self.kind(),
+                "be the device's current pool",
+                "`native` (option backend:native)",
+            )),
         }
     }
 }
@@ -190,11 +184,7 @@ fn none(setup: BackendSetup<'_>) -> Result<Backend, PoolError> {
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
     match handle_use.exportable {
-        true => Err(PoolError::Unsupported(Unsupported::OnBackend {
-            backend,
-            what: "export blocks (exportable:true)",
-            instead: "`caching`",
-        })),
+        true => Err(PoolError::not_on(backend, "export blocks (exportable:true)", "`caching`")),
         false => Ok(()),
     }
 }
@@ -203,11 +193,11 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 fn native(setup: BackendSetup<'_>) -> Result<Backend, PoolError> {
     check_not_exported(BackendKind::Native, setup.config.handle_use)?;
     if setup.config.handle_use.rdma {
-        return Err(PoolError::Unsupported(Unsupported::OnBackend {
-            backend: BackendKind::Native,
-            what: "pin memory for network cards (rdma:true)",
-            instead: "`caching` or `none`",
-        }));
+        return Err(PoolError::not_on(
+            BackendKind::Native,
+            "pin memory for network cards (rdma:true)",
+            "`caching` or `none`",
+        ));
     }
     Ok(DirectBackend::new(setup, NativeAllocator::new(setup)?).into())
 }

@@ -6,7 +6,7 @@
 mod default;
 
 use crate::adaptor::Adaptor;
-use crate::config::options::{KEYS, setters, value_of};
+use crate::config::options::{KEYS, setter, setters, value_of};
 use crate::config::values::named;
 use crate::config::{
     BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,
@@ -313,7 +313,6 @@ impl PoolBuilder {
     }
 }
 
-/// The size limit of a trace.
 fn trace_limit(value: String) -> Result<u64, EnvError> {
     match value.parse() {
         Ok(Limit::Bytes(limit_bytes)) => Ok(limit_bytes),

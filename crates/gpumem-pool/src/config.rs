@@ -56,7 +56,6 @@ pub(crate) struct Config {
     pub(crate) flight_recorder: FlightRecorder,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
-    /// The names that the pool's reports use.
     pub(crate) interface: Interface,
     /// Other libraries copy the memory between devices by its address alone (`cudaMemcpyAsync`).
     #[cfg_attr(
@@ -64,7 +63,6 @@ pub(crate) struct Config {
         allow(dead_code, reason = "the others have no plain segments")
     )]
     pub(crate) is_copied_by_address: bool,
-    /// The options that determine the other fields.
     pub(crate) given: Options,
 }
 

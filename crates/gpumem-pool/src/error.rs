@@ -20,10 +20,9 @@ pub use request_origin::RequestOrigin;
 pub(crate) use requested::Requested;
 pub use unsupported::Unsupported;
 
-use crate::config::{ConfigError, MemoryKind};
+use crate::config::{BackendKind, ConfigError, MemoryKind, PoolName};
 use core::fmt;
-use gpumem_device::Bytes;
-use gpumem_device::{DeviceError, HostMemoryError};
+use gpumem_device::{Bytes, DeviceError, HostMemoryError};
 use gpumem_sys::env::EnvError;
 use gpumem_sys::text::{self, Shown, debug_is_display};
 use gpumem_sys::{DriverError, LoadError};
@@ -163,7 +162,10 @@ pub enum PoolError {
 const _: () = assert!(size_of::<PoolError>() <= 80);
 
 impl PoolError {
-    /// The operation exists only for device memory.
+    pub(crate) fn not_on(backend: BackendKind, what: &'static str, instead: &'static str) -> Self {
+        Self::Unsupported(Unsupported::OnBackend { backend, what, instead })
+    }
+
     pub(crate) fn not_with_kind(kind: MemoryKind, what: &'static str) -> Self {
         Self::Unsupported(Unsupported::OnKind { kind, what, instead: "`device`" })
     }
@@ -171,6 +173,11 @@ impl PoolError {
     /// The request is larger than the device. The pool adds the origin.
     pub(crate) fn too_large(requested_bytes: u64, device_bytes: u64) -> Self {
         Self::TooLarge { requested_bytes, device_bytes, origin: None, fallbacks: Vec::new() }
+    }
+
+    /// The pool cannot go to sleep now.
+    pub(crate) fn cannot_sleep(pool: &PoolName, reason: &'static str, remedy: &'static str) -> Self {
+        Self::CannotSleep { pool: pool.as_str().into(), reason, remedy }
     }
 
     /// Picks the variant for a report: [`PoolError::LimitReached`] if a limit refused, otherwise [`PoolError::OutOfMemory`].
@@ -264,7 +271,6 @@ impl PoolError {
     }
 }
 
-/// The text of [`PoolError::TooLarge`].
 fn too_large(
     requested_bytes: &u64,
     device_bytes: &u64,
@@ -285,7 +291,6 @@ fn too_large(
     out_of_memory::list_fallbacks(fallbacks, f)
 }
 
-/// The action for [`PoolError::BeyondMaximum`].
 fn beyond_maximum(requested_bytes: u64) -> String {
     let requested = Requested(requested_bytes);
     if requested.is_miscomputed() {
@@ -318,7 +323,6 @@ impl From<LoadError> for PoolError {
     }
 }
 
-/// The action for [`PoolError::NotFound`].
 fn parts_there(parts: &[String]) -> String {
     match parts {
         [] => "it has none: call Pool::part first".into(),

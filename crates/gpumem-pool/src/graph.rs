@@ -22,20 +22,17 @@ pub use foreign::ForeignCaptures;
 
 use crate::error::PoolError;
 use crate::pool::GraphMemory;
-use core::fmt;
 use core::marker::PhantomData;
-use gpumem_device::internal::close_for_end;
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{Handle, Object};
-use gpumem_device::internal::{end_of, run_again};
-use gpumem_device::{CaptureError, DeviceError};
-use gpumem_device::{Device, Stream};
+use gpumem_base::sync::Lock;
+use gpumem_device::internal::{Handle, Object, close_for_end, end_of, not_forked, run_again};
+use gpumem_device::{CaptureError, Device, DeviceError, Stream};
 use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{
     CUgraph, CUgraph_st, CUgraphExec_st, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,
     CUstreamCaptureMode,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The effect of other driver calls on an active capture. The pool's own calls are safe in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,17 +85,16 @@ pub struct Capture {
 /// ```
 pub struct Graph {
     /// The driver requires that only one thread at a time uses a graph.
-    raw: Mutex<Handle<CUgraph_st>>,
+    raw: Lock<Handle<CUgraph_st>>,
     hold: Hold,
 }
 
 /// A graph that can be launched, independent of the [`Graph`] that it was created from.
 pub struct GraphExec {
-    raw: Mutex<Handle<CUgraphExec_st>>,
+    raw: Lock<Handle<CUgraphExec_st>>,
     hold: Hold,
 }
 
-/// Keeps a graph's memory and its device alive.
 struct Hold {
     device: Device,
     memory: Arc<GraphMemory>,
@@ -183,7 +179,7 @@ impl Capture {
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::Device(DeviceError::Capture(CaptureError::Broken))),
             Ok(raw) => {
-                let graph = Graph { raw: Mutex::new(Handle(raw)), hold: self.hold.clone() };
+                let graph = Graph { raw: Lock::new(Handle(raw)), hold: self.hold.clone() };
                 waited?;
                 Ok(graph)
             }
@@ -218,7 +214,7 @@ impl Graph {
         self.hold.device.check_open()?;
         let device = &self.hold.device;
         let _bound = device.enter()?;
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let raw = self.raw.lock();
         let driver = device.driver();
         let mut exec = core::ptr::null_mut();
         // SAFETY: `exec` outlives the call; the graph is alive, and the lock keeps other threads from using it.
@@ -231,7 +227,7 @@ impl Graph {
                 }
             }
         }
-        Ok(GraphExec { raw: Mutex::new(Handle(exec)), hold: self.hold.clone() })
+        Ok(GraphExec { raw: Lock::new(Handle(exec)), hold: self.hold.clone() })
     }
 
     /// The driver's handle, alive as long as this graph. Only one thread at a time may use it.
@@ -240,7 +236,7 @@ impl Graph {
         if fork::is_child() {
             return core::ptr::null_mut();
         }
-        self.raw.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.raw.lock().0
     }
 }
 
@@ -259,8 +255,8 @@ impl GraphExec {
             return Err(device.mismatch(&graph.hold.device).into());
         }
         let _bound = device.enter()?;
-        let exec = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        let raw = graph.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let exec = self.raw.get_mut().0;
+        let raw = graph.raw.lock();
         let driver = device.driver();
         // SAFETY: executable and graph are alive, and no other thread uses them; the targets outlive the calls.
         let updated = unsafe {
@@ -325,7 +321,7 @@ impl GraphExec {
                 }
             }
             let _bound = device.enter()?;
-            let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+            let raw = self.raw.lock();
             // SAFETY: executable and stream are alive, and the lock keeps other threads from using the executable. The
             // captured memory is kept until the executable is dropped, and then until this launch is done.
             unsafe { device.driver().cuGraphLaunch(raw.0, on)? };
@@ -336,14 +332,14 @@ impl GraphExec {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
+        let raw = self.raw.get_mut().0;
         self.hold.device.destroy(Object::Graph(raw));
     }
 }
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
+        let raw = self.raw.get_mut().0;
         self.hold.device.destroy(Object::Exec(raw));
     }
 }
@@ -364,20 +360,8 @@ impl Drop for Hold {
     }
 }
 
-impl fmt::Debug for Capture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Capture").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
+debug_fields!(Capture, it, stream: it.stream);
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").field("device", &self.hold.device.ordinal()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Graph, it, device: it.hold.device.ordinal());
 
-impl fmt::Debug for GraphExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphExec").field("device", &self.hold.device.ordinal()).finish_non_exhaustive()
-    }
-}
+debug_fields!(GraphExec, it, device: it.hold.device.ordinal());

@@ -44,7 +44,6 @@
 //! | --- | --- | --- |
 //! | `backend-caching` | yes | [`BackendKind::Caching`]: thread caches and a heap over the driver's virtual memory |
 //! | `backend-native` | yes | [`BackendKind::Native`]: the driver's stream-ordered pool |
-//! | `allocator-api2` | no | `PinnedAllocator`: vectors and other collections in pinned memory, with the traits of the crate `allocator-api2` |
 //! | `ipc` | no | on Linux, `Block::send` and `ImportedBlock::receive`: a block goes to another process over a Unix socket, in one call |
 //! | `serde` | no | [`Status`], [`OutOfMemory`] and their parts implement `Serialize` |
 //! | `tracing` | no | events of the crate `tracing` with the target `gpumem_pool`: refusals (`warn`), returned memory (`info`), steps that made room (`debug`), slow allocations (`trace`) |
@@ -122,6 +121,4 @@ pub use pool::{
 };
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
-#[cfg(feature = "allocator-api2")]
-pub use pool::{PinnedAllocator, PinnedVec};
 pub use stats::{Status, StreamUsage, TagUsage};

@@ -10,7 +10,7 @@ pub(crate) mod trimmable;
 pub(crate) use admission::Admission;
 pub(crate) use device_budget::DeviceBudget;
 pub(crate) use limit_node::LimitNode;
-pub(crate) use trimmable::{Trimmable, Trimmables};
+pub(crate) use trimmable::{Trimmable, WeakList};
 
 use crate::config::{Limit, MemoryKind, PoolName};
 use crate::error::{BadArgument, LimitExceeded, PoolError};
@@ -18,10 +18,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// The current limits of one pool. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Limits {
-    /// Enforces the hard limit.
-    node: Arc<LimitNode>,
+    pub(crate) node: Arc<LimitNode>,
     soft_bytes: Arc<AtomicU64>,
 }
 
@@ -67,10 +66,6 @@ impl Limits {
         Self { node, soft_bytes: Arc::new(AtomicU64::new(soft_bytes)) }
     }
 
-    pub(crate) fn node(&self) -> &Arc<LimitNode> {
-        &self.node
-    }
-
     pub(crate) fn hard_bytes(&self) -> Option<u64> {
         Some(self.node.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
     }
@@ -94,7 +89,6 @@ impl Limits {
     }
 }
 
-/// This number of bytes means no limit.
 const NO_LIMIT: u64 = u64::MAX;
 
 /// The driver allocates physical memory in pages of 2 MiB: a lower limit could not hold one.

@@ -13,10 +13,8 @@ mod frames;
 pub(crate) mod graph_memory;
 pub(crate) mod growable;
 mod hub;
-mod listing;
+pub(crate) mod listing;
 mod observer;
-#[cfg(feature = "allocator-api2")]
-mod pinned_allocator;
 pub(crate) mod request;
 mod scope;
 #[cfg(unix)]
@@ -25,17 +23,13 @@ mod sleep_state;
 mod state;
 mod unified;
 
-pub(crate) use adaptors::{
-    Adaptor, Figures, Gauge, Grant, Next, Opening, PoolId, PoolSettings, Release, Request,
-};
+pub(crate) use adaptors::{Adaptor, Figures, Grant, Next, Opening, PoolId, PoolSettings, Release, Request};
 pub use block::{Block, BlockToken, RawBlock};
 pub use current::CurrentPool;
 pub use frames::ScopeUsage;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
 pub(crate) use observer::{Observer, Witness};
-#[cfg(feature = "allocator-api2")]
-pub use pinned_allocator::{PinnedAllocator, PinnedVec};
 pub use scope::{Scope, Tag};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use sharing::SocketError;
@@ -48,20 +42,19 @@ use crate::config::{
     ALIGNMENT_MIN, BackendKind, IgnoredOption, IntoLimit, Limit, MemoryKind, PoolName, ignored,
 };
 use crate::error::{PoolError, PoolUsage, Unsupported};
-use crate::limits::Limits;
+use crate::limits::{Limits, WeakList};
 use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
 use adaptors::Stack;
 use alignment::check_alignment;
-use core::fmt;
 use core::ops::RangeInclusive;
 use gpumem_base::counters::Counters;
 use gpumem_device::internal::not_forked;
 use gpumem_device::{Device, Stream, StreamId};
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
 pub(crate) use hub::Setup;
-use listing::Listings;
+use listing::Listing;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
 use state::{PoolHandle, State};
@@ -98,9 +91,9 @@ impl Pool {
             hub.take_cache_key();
             stack.open(&hub);
         }
-        Listings::on(hub.device()).add(hub.listing());
+        WeakList::on(hub.device()).add(Arc::downgrade(&hub.listing));
         let pool = Self(PoolHandle::new(hub, adaptors, stack));
-        pool.0.setup().peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
+        pool.0.setup.peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         pool.0.open_to_configured()?;
         Ok(pool)
     }
@@ -126,7 +119,7 @@ impl Pool {
     /// ```
     #[must_use]
     pub fn list(device: &Device) -> Vec<PoolUsage> {
-        Listings::on(device).usage()
+        Listing::usage_on(device)
     }
 
     /// Allocates `size_bytes` on `stream`. Work queued on `stream` after this call may use the memory. Its contents
@@ -203,7 +196,7 @@ impl Pool {
     /// Returns the pool's backend.
     #[must_use]
     pub fn backend(&self) -> BackendKind {
-        self.0.backend().kind()
+        self.0.backend.kind()
     }
 
     /// Returns the options that were set, by name, builder or environment, but have no effect on this backend, including a soft limit above
@@ -213,7 +206,7 @@ impl Pool {
     /// after the hard limit was set or lowered on a built pool, and with drivers before CUDA 12.2.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
-        let can_map = self.0.backend().growing().is_some();
+        let can_map = self.0.backend.growing().is_some();
         ignored::ignored_options(self.0.config(), self.backend(), can_map, self.0.is_soft_limit_idle())
     }
 
@@ -369,13 +362,13 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn scope(&self, name: &str) -> Scope {
-        Scope::open(self.0.tags(), name)
+        Scope::open(&self.0.tags, name)
     }
 
     /// Returns the tag with this name, for [`Pool::alloc_tagged`].
     #[must_use]
     pub fn tag(&self, name: &str) -> Tag {
-        Tag::new(self.0.tags(), name)
+        Tag::new(&self.0.tags, name)
     }
 
     /// Like [`Pool::alloc`], for a tag instead of the thread's innermost scope. The block counts for the tag on any allocating and freeing
@@ -385,7 +378,7 @@ impl Pool {
     ///
     /// The errors of [`Pool::alloc`].
     pub fn alloc_tagged(&self, size_bytes: u64, stream: &Stream, tag: &Tag) -> Result<Block, PoolError> {
-        tag.with_number_in(self.0.tags(), |number| request::alloc_tagged(*self.0, size_bytes, stream, number))
+        tag.with_number_in(&self.0.tags, |number| request::alloc_tagged(*self.0, size_bytes, stream, number))
     }
 
     /// Builds a separate pool for one part of a program. The new pool has this pool's configuration, separate memory, separate counters and
@@ -439,16 +432,16 @@ impl Pool {
         let free_bytes = || Ok(device.memory_info()?.free_bytes);
         let resolve = |quota| Limits::resolve(Some(quota), self.kind(), device.total_bytes(), free_bytes);
         let quota_bytes = quota.map(resolve).transpose()?;
-        let least = |quota: u64| self.0.limits().hard_bytes().map_or(quota, |limit| limit.min(quota));
-        let mut setup = self.0.setup().clone();
+        let least = |quota: u64| self.0.limits.hard_bytes().map_or(quota, |limit| limit.min(quota));
+        let mut setup = self.0.setup.clone();
         setup.name = PoolName::new(name, Some(&setup.name));
-        setup.parent = Some(Arc::clone(self.0.limits().node()));
+        setup.parent = Some(Arc::clone(&self.0.limits.node));
         setup.config.backend = Some(self.backend());
         setup.config.hard_limit = quota_bytes.map(|quota| least(quota).into());
-        if self.0.backend().has_plain_segments() {
+        if self.0.backend.has_plain_segments() {
             setup.config.expandable_segments = Some(false);
         }
-        let pool = Self::build(setup, self.0.adaptors().to_vec())?;
+        let pool = Self::build(setup, self.0.adaptors.to_vec())?;
         pool.0.open_like(&self.0)?;
         Ok(pool)
     }
@@ -498,7 +491,7 @@ impl Pool {
         not_forked()?;
         // Dropped after the lock.
         let _unused;
-        let mut parts = self.0.parts();
+        let mut parts = self.0.parts.lock();
         if let Some(part) = parts.by_name.get(name) {
             return Ok(Self(part.clone()));
         }
@@ -560,10 +553,9 @@ impl Pool {
         Ok(sum)
     }
 
-    /// The parts with these names, each once.
     fn find_parts<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, PoolError> {
         not_forked()?;
-        let parts = self.0.parts();
+        let parts = self.0.parts.lock();
         let mut found: Vec<Self> = Vec::new();
         for name in names {
             let part = parts.by_name.get(name).ok_or_else(|| PoolError::NotFound {
@@ -641,20 +633,19 @@ impl Pool {
     pub fn sleep(&self, keep: Keep) -> Result<Slept, PoolError> {
         let (state, operation) = (&**self.0, "putting a pool to sleep");
         state.check_usable()?;
-        let (sleeping, device) = (state.backend().sleeping()?, self.device());
+        let (sleeping, device) = (state.backend.sleeping()?, self.device());
         device.check_runs(operation)?;
         device.sleepers().check_not_in_call()?;
         // Before the state changes, so that a refusal does not affect other threads. Checked again below, for a loan that begins in between.
-        check_not_lent(device, sleeping).map_err(|obstacle| obstacle.of(state.name()))?;
-        let mut change = state.sleep_state().begin(AWAKE).map_err(|obstacle| obstacle.of(state.name()))?;
+        check_not_lent(state.name(), device, sleeping)?;
+        let mut change = state.sleep_state.begin(state.name(), AWAKE)?;
         state.take_cache_key();
         device.sleepers().add(state.id().number(), state.name().shared(), sleeping.addresses());
         device.sleepers().let_calls_end();
         device.clocks().let_calls_end();
         sleeping.prepare_sleep();
-        let slept = check_not_lent(device, sleeping)
-            .and_then(|()| state.sleep_state().check_keep(keep))
-            .map_err(|obstacle| obstacle.of(state.name()))
+        let slept = check_not_lent(state.name(), device, sleeping)
+            .and_then(|()| state.sleep_state.check_keep(state.name(), keep))
             .and_then(|()| {
                 device.synchronize_for_drop()?;
                 state.wait_for_peers()?;
@@ -683,11 +674,11 @@ impl Pool {
     pub fn wake(&self) -> Result<Woken, PoolError> {
         let state = &**self.0;
         state.check_usable()?;
-        if state.sleep_state().is_awake() {
+        if state.sleep_state.is_awake() {
             return Ok(Woken::default());
         }
-        let sleeping = state.backend().sleeping()?;
-        let mut change = state.sleep_state().begin(ASLEEP).map_err(|obstacle| obstacle.of(state.name()))?;
+        let sleeping = state.backend.sleeping()?;
+        let mut change = state.sleep_state.begin(state.name(), ASLEEP)?;
         let woken = sleeping.wake(|search| ladder::climb(state, search));
         if woken.is_ok() {
             state.be_awake();
@@ -700,7 +691,7 @@ impl Pool {
     /// True if the pool sleeps ([`Pool::sleep`]), or is currently going to sleep or waking.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        !self.0.sleep_state().is_awake()
+        !self.0.sleep_state.is_awake()
     }
 
     /// Reserves memory from the device until the pool holds at least `size_bytes`, so that blocks up to that sum
@@ -723,7 +714,7 @@ impl Pool {
         self.0.check_awake()?;
         let climb = |search: &mut dyn Search<()>| ladder::climb(&self.0, search);
         let reserved =
-            check::size(&self.0, size_bytes).and_then(|()| self.0.backend().reserve(size_bytes, climb));
+            check::size(&self.0, size_bytes).and_then(|()| self.0.backend.reserve(size_bytes, climb));
         self.0.with_report(reserved, &Origin { size_bytes: None, stream: None, tag: 0 })
     }
 
@@ -740,7 +731,7 @@ impl Pool {
     pub fn reclaim(&self) -> Result<u64, PoolError> {
         self.giving_back(|state| {
             ladder::run_all_callbacks(state);
-            state.backend().reclaim()
+            state.backend.reclaim()
         })
     }
 
@@ -781,12 +772,12 @@ impl Pool {
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
         let (pool, free_bytes) = (self.0.name(), || self.own_and_free_bytes());
         let limit_bytes = Limits::resolve_hard(pool, Some(limit), kind, total_bytes, free_bytes)?;
-        self.0.backend().check_hard_limit(limit_bytes)?;
-        let excess_bytes = self.0.limits().node().set_limit_bytes(limit_bytes);
+        self.0.backend.check_hard_limit(limit_bytes)?;
+        let excess_bytes = self.0.limits.node.set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
-            self.0.backend().limits_changed()?;
+            self.0.backend.limits_changed()?;
             let keep_bytes = self.0.reserved_bytes()?.saturating_sub(excess_bytes);
-            self.0.backend().trim_to(keep_bytes)?;
+            self.0.backend.trim_to(keep_bytes)?;
         }
         Ok(())
     }
@@ -804,9 +795,9 @@ impl Pool {
         self.0.check_usable()?;
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
         let limit_bytes = Limits::resolve(Some(limit), kind, total_bytes, || self.own_and_free_bytes())?;
-        self.0.limits().set_soft_bytes(limit_bytes);
-        self.0.backend().limits_changed()?;
-        if self.0.reserved_bytes()? > limit_bytes { self.0.backend().trim_to(limit_bytes) } else { Ok(()) }
+        self.0.limits.set_soft_bytes(limit_bytes);
+        self.0.backend.limits_changed()?;
+        if self.0.reserved_bytes()? > limit_bytes { self.0.backend.trim_to(limit_bytes) } else { Ok(()) }
     }
 
     /// Releases memory that no block holds, until `keep_bytes` are reserved. Live blocks, and frees that the device has
@@ -817,7 +808,7 @@ impl Pool {
     /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if a call fails.
     pub fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
-        self.giving_back(|state| state.backend().trim_to(keep_bytes))
+        self.giving_back(|state| state.backend.trim_to(keep_bytes))
     }
 
     /// The memory that a share of free memory refers to: the device's free memory plus this pool's reserved memory.
@@ -881,8 +872,8 @@ impl Pool {
         not_forked()?;
         let state = &self.0;
         let device = self.device().memory_info()?;
-        let reserved = state.backend().reserved()?;
-        let counts = state.backend().counts();
+        let reserved = state.backend.reserved()?;
+        let counts = state.backend.counts();
         let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
             tag: (*name).into(),
             in_use_bytes: counters.in_use_bytes(),
@@ -890,8 +881,8 @@ impl Pool {
             block_count: counters.block_count(),
             allocation_count: counters.allocation_count(),
         };
-        let tags = state.tags().sums().into_iter().map(tag).collect();
-        let mut streams = state.backend().streams();
+        let tags = state.tags.sums().into_iter().map(tag).collect();
+        let mut streams = state.backend.streams();
         streams.iter_mut().for_each(|(_, sum)| *sum = sum.shown());
         streams.retain(|(_, sum)| sum.block_count() > 0);
         let stream = |(stream, sum): (Option<StreamId>, Counters)| StreamUsage {
@@ -906,13 +897,13 @@ impl Pool {
         let other_libraries_bytes = report::other_libraries_bytes(state)?;
         let used_bytes = counts.in_use_bytes.saturating_add(other_libraries_bytes);
         Ok(Status {
-            id: name.id(),
+            id: name.id,
             name: name.as_str().into(),
-            is_named: name.is_given(),
-            backend: state.backend().kind(),
+            is_named: name.is_given,
+            backend: state.backend.kind(),
             kind: self.kind(),
-            plain_segments: state.backend().has_plain_segments(),
-            plain_segments_reason: state.backend().lack(),
+            plain_segments: state.backend.has_plain_segments(),
+            plain_segments_reason: state.backend.lack(),
             device_name: self.device().name().into(),
             device_ordinal: self.device().ordinal(),
             in_use_bytes: counts.in_use_bytes,
@@ -926,13 +917,13 @@ impl Pool {
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
-            counters: state.activity().read(),
-            hard_limit_bytes: state.limits().hard_bytes(),
-            soft_limit_bytes: state.limits().soft_bytes(),
+            counters: state.activity.read(),
+            hard_limit_bytes: state.limits.hard_bytes(),
+            soft_limit_bytes: state.limits.soft_bytes(),
             is_soft_limit_idle: state.is_soft_limit_idle(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
             device_total_bytes: device.total_bytes,
-            private_pools: state.private_pools_of(name.id()),
+            private_pools: state.private_pools_of(name.id),
             tags,
             streams,
         })
@@ -947,8 +938,8 @@ impl Pool {
     pub fn reset_peaks(&self) -> Result<(), PoolError> {
         not_forked()?;
         let state = &self.0;
-        state.tags().reset_peaks();
-        state.backend().reset_peaks()
+        state.tags.reset_peaks();
+        state.backend.reset_peaks()
     }
 
     /// Verifies the pool's internal records against each other, for tests and debugging. It walks all records
@@ -961,23 +952,20 @@ impl Pool {
     pub fn check(&self) -> Result<(), String> {
         not_forked().map_err(|forked| forked.to_string())?;
         self.0.device().clocks().check()?;
-        self.0.backend().check()
+        self.0.backend.check()
     }
 }
 
-impl fmt::Debug for Pool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("Pool");
-        fields
-            .field("name", &Shown::name(self.name()))
-            .field("backend", &self.backend())
-            .field("device", self.device());
-        if not_forked().is_ok() {
-            fields.field("limits", &self.0.limits()).field("counts", &self.0.backend().counts());
-        }
-        fields.field("poison", &self.0.poison()).finish()
-    }
-}
+debug_fields!(
+    Pool, it,
+    name: Shown::name(it.name()),
+    backend: it.backend(),
+    device: it.device(),
+    hard_limit_bytes: it.0.limits.hard_bytes(),
+    soft_limit_bytes: it.0.limits.soft_bytes(),
+    counts: not_forked().is_ok().then(|| it.0.backend.counts()),
+    poison: it.0.poison(),
+);
 
 /// Checks that the device supports pools of this kind. Returns true if the host may use their memory while the device works.
 fn check_kind(kind: MemoryKind, device: &Device) -> Result<bool, PoolError> {

@@ -5,5 +5,5 @@ pub(crate) mod status;
 pub(crate) mod tags;
 pub(crate) mod usage_counters;
 pub use status::{Status, StreamUsage, TagUsage};
-pub(crate) use tags::{HeldName, Names, Share, TagCounters, TagSum, Tags};
-pub(crate) use usage_counters::{Usage, UsageCounters};
+pub(crate) use tags::{Name, Names, Share, TagSum, Tags};
+pub(crate) use usage_counters::Usage;

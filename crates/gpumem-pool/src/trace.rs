@@ -40,17 +40,18 @@ pub use read::{ReadError, Recording, Report, Tail};
 
 use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
-use core::fmt;
 use core::time::Duration;
 use event::Raw;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderObserver, not_forked};
+use gpumem_sys::text::debug_fields;
 use recorder::{LIMIT_BYTES_MIN, Recorder};
 use rings::Rings;
 use sink::Sink;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits on streams of their
 /// [`Device`](crate::Device)s (clones included), in a file. It also records the settings of the pools, the memory that they reserve, and
@@ -151,11 +152,11 @@ impl Trace {
     /// with the last user. A forked child is refused: the lock may be held there forever.
     #[doc(hidden)]
     pub fn shared(path: impl AsRef<Path>, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
-        static SHARED: Mutex<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Mutex::new(BTreeMap::new());
+        static SHARED: Lock<BTreeMap<(u32, PathBuf), Weak<Trace>>> = Lock::new(BTreeMap::new());
         not_forked().map_err(io::Error::other)?;
         let path = path.as_ref();
         let key = (std::process::id(), absolute(path)?);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         if let Some(trace) = shared.get(&key).and_then(Weak::upgrade) {
             return Ok(trace);
         }
@@ -171,10 +172,10 @@ impl Trace {
     /// Like [`Trace::shared`]. The trace is kept until the process ends, so a later pool does not begin a new file. A forked process has
     /// its parent's trace, and records nothing.
     pub(crate) fn kept(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
-        static KEPT: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
+        static KEPT: Lock<BTreeMap<PathBuf, Arc<Trace>>> = Lock::new(BTreeMap::new());
         not_forked().map_err(io::Error::other)?;
         let key = absolute(path)?;
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = KEPT.lock();
         if let Some(trace) = kept.get(&key) {
             return Ok(Arc::clone(trace));
         }
@@ -244,16 +245,8 @@ impl Drop for Trace {
     }
 }
 
-impl fmt::Debug for Trace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trace")
-            .field("path", &self.path)
-            .field("dropped_count", &self.dropped_count())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Trace, it, path: it.path, dropped_count: it.dropped_count());
 
-/// The path under which the trace of a file is found again.
 fn absolute(path: &Path) -> io::Result<PathBuf> {
     std::path::absolute(numbered(path))
 }

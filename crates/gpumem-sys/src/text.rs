@@ -208,6 +208,22 @@ macro_rules! debug_is_display {
 #[doc(hidden)]
 pub use debug_is_display;
 
+/// Implements `Debug` with some values: `debug_fields!(Graph, it, device: it.device().ordinal())`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_fields {
+    ($type:ident $(<$lifetime:lifetime>)?, $it:ident, $($name:ident: $value:expr),+ $(,)?) => {
+        impl ::core::fmt::Debug for $type $(<$lifetime>)? {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let $it = self;
+                f.debug_struct(stringify!($type))$(.field(stringify!($name), &$value))+.finish_non_exhaustive()
+            }
+        }
+    };
+}
+#[doc(hidden)]
+pub use debug_fields;
+
 #[cfg(test)]
 mod tests {
     use super::*;

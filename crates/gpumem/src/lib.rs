@@ -15,7 +15,7 @@
 //! them it has only `none`. `derive` (default) has `#[derive(Adapt)]`, `futures` feeds as streams, `safetensors` checkpoints, and `nalgebra`
 //! and `sprs` have the matrices of those crates. `half` and `complex` allow elements of the crates `half` and `num-complex`. `dlpack`
 //! exchanges arrays with other libraries, `cudarc` with the crate of that name. `nvrtc`
-//! compiles kernels from CUDA C++ text at run time. `allocator-api2`, `ipc`, `serde`, `tracing` and `nvml` are features of the pool. No feature links to CUDA: the libraries
+//! compiles kernels from CUDA C++ text at run time. `ipc`, `serde`, `tracing` and `nvml` are features of the pool. No feature links to CUDA: the libraries
 //! of the driver and of the compiler are loaded at run time.
 //!
 //! # A pool

@@ -9,8 +9,8 @@ use gpumem_tests::pool::adaptor::{Guard, Trace, Tracking};
 use gpumem_tests::pool::{
     BackendKind, Block, Capture, CaptureMode, Completion, Device, DeviceError, Event, ExportedBlock,
     ForeignCaptures, Graph, GraphExec, GrowableBlock, HostMemory, ImportedBlock, Keep, Limit, Location,
-    MemoryAdvice, MemoryKind, MemoryRange, PinnedAllocator, Pool, PoolError, Reclaimable, Registration,
-    SocketError, Stream, Tag,
+    MemoryAdvice, MemoryKind, MemoryRange, Pool, PoolError, Reclaimable, Registration, SocketError, Stream,
+    Tag,
 };
 use gpumem_tests::sys::types::CUdevice_attribute;
 use gpumem_tests::sys::{Driver, DriverKind};
@@ -347,7 +347,6 @@ struct Inherited {
     raw: Option<Block>,
     timed: [Event; 2],
     pinned: Pool,
-    allocator: PinnedAllocator,
     adapted: Pool,
     guard: Arc<Guard>,
     tracking: Arc<Tracking>,
@@ -374,7 +373,6 @@ const CALLS: &[(&str, Call)] = &[
     ("Pool::alloc_ready", |my| my.pool.alloc_ready(CACHED_BYTES, 4, &my.stream).map(drop)),
     ("Pool::alloc_zeroed", |my| my.pool.alloc_zeroed(CACHED_BYTES, &my.stream).map(drop)),
     ("Pool::alloc_up_to", |my| my.pool.alloc_up_to(CACHED_BYTES..=LARGE_BYTES, &my.stream).map(drop)),
-    ("PinnedAllocator::vec_with_capacity", |my| my.allocator.vec_with_capacity::<u64>(1000).map(drop)),
     ("GrowableBlock::growable", |my| my.pool.growable(64 << 20, &my.stream).map(drop)),
     ("GrowableBlock::grow_to", |my| my.with_growable(|block| block.grow_to(9 << 20))),
     ("GrowableBlock::shrink_to", |my| my.with_growable(|block| block.shrink_to(0))),
@@ -555,7 +553,6 @@ const SILENT: &[(&str, Silent)] = &[
     ("the drop of host memory", |my| drop(my.host.take())),
     ("Pool::scope Pool::end", |my| _ = my.pool.scope("new").end()),
     ("Pool::tag", |my| drop(my.pool.tag("another"))),
-    ("PinnedAllocator::new", |my| drop(PinnedAllocator::new(&my.pinned, &my.stream).unwrap())),
     ("Pool::is_asleep", |my| _ = my.pool.is_asleep()),
     // Without an open capture it asks nobody.
     ("Stream::is_capturing", |my| assert!(!my.stream.is_capturing().unwrap())),
@@ -612,7 +609,6 @@ impl Inherited {
         let of_kind = |kind| Pool::builder(&device).kind(kind).build().unwrap();
         let unified = of_kind(MemoryKind::Unified).alloc(1 << 20, &stream).unwrap();
         let pinned = of_kind(MemoryKind::Host);
-        let allocator = PinnedAllocator::new(&pinned, &stream).unwrap();
         let (guard, tracking) = (Arc::new(Guard::new()), Arc::new(Tracking::new()));
         let adapted =
             Pool::builder(&device).backend(backend).adaptor(guard.clone()).adaptor(tracking.clone());
@@ -649,7 +645,6 @@ impl Inherited {
             raw,
             timed,
             pinned,
-            allocator,
             adapted,
             guard,
             tracking,

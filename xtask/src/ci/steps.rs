@@ -88,15 +88,13 @@ fn features() -> Result<Outcome> {
         "adapt,derive,half,sprs",
         "adapt,complex,nalgebra,safetensors",
         "pool,backend-caching",
-        "pool,allocator-api2,ipc",
+        "pool,ipc",
     ] {
         cargo(&format!("clippy --quiet {FACADE} --features={features} -- -D warnings")).run()?;
     }
     // Features that are in no default. Tests get the simulator through their dev-dependencies.
-    cargo(
-        "clippy --package gpumem-pool --all-targets --features allocator-api2,ipc,nvml,serde,tracing -- -D warnings",
-    )
-    .run()?;
+    cargo("clippy --package gpumem-pool --all-targets --features ipc,nvml,serde,tracing -- -D warnings")
+        .run()?;
     without_simulator()?;
     // The suites of the pool go through every backend that is built in.
     let layers = LAYERS.iter().skip_while(|layer| *layer != "gpumem-pool");

@@ -10,9 +10,9 @@ use crate::error::{CaptureError, DeviceError};
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use gpumem_base::sync::{BiasedCount, CountSide};
+use gpumem_base::sync::{BiasedCount, CountSide, Lock};
 use gpumem_sys::fork;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// The calls on a stream. Retirement waits for them, and no capture begins or ends during them.
@@ -26,7 +26,7 @@ pub struct Calls {
     is_closed: AtomicBool,
     /// True if a thread waits for `ended`. Each call ends before it reads this flag, with the order of `is_closed`.
     is_awaited: AtomicBool,
-    counts: Mutex<CallCounts>,
+    counts: Lock<CallCounts>,
     ended: Condvar,
 }
 
@@ -62,7 +62,8 @@ impl Calls {
         let start = Instant::now();
         loop {
             // All or none: a call on one stream may be about to begin another call on the next.
-            let closing: Vec<_> = streams.iter().map(|calls| calls.begin_closing(calls.lock())).collect();
+            let closing: Vec<_> =
+                streams.iter().map(|calls| calls.begin_closing(calls.counts.lock())).collect();
             BiasedCount::fence_all(streams.iter().map(|calls| &calls.count));
             let closed: Option<Vec<_>> = closing.into_iter().map(Closed::once_idle).collect();
             match closed {
@@ -83,23 +84,19 @@ impl Calls {
     /// same thread.
     pub(super) fn borrow(&self, check: impl FnOnce() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         // Locked for the check: no capture and no retirement can come in between.
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         check()?;
         counts.borrowers.push(ThreadNumber::current());
         Ok(())
     }
 
     pub(super) fn end_borrow(&self) {
-        let (own, mut counts) = (ThreadNumber::current(), self.lock());
+        let (own, mut counts) = (ThreadNumber::current(), self.counts.lock());
         if let Some(index) = counts.borrowers.iter().rposition(|thread| *thread == own) {
             counts.borrowers.swap_remove(index);
         }
         drop(counts);
         self.ended.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, CallCounts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]
@@ -116,7 +113,7 @@ impl Calls {
             return call;
         }
         drop(call);
-        let _open = self.lock();
+        let _open = self.counts.lock();
         self.counted()
     }
 
@@ -128,7 +125,7 @@ impl Calls {
     /// Closes the stream to all calls except the caller's `joiners`.
     pub(super) fn close(&self, joiners: usize) -> Result<Closed<'_>, DeviceError> {
         let start = Instant::now();
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         counts.joiners += joiners;
         let operation = loop {
             if !counts.borrowers.is_empty() {
@@ -142,7 +139,7 @@ impl Calls {
             if !is_late {
                 std::thread::sleep(PAUSE);
             }
-            counts = self.lock();
+            counts = self.counts.lock();
             if is_late {
                 break "work that another call is queueing on the stream";
             }
@@ -166,7 +163,7 @@ impl Calls {
 
     /// Waits until each call that began before the last fence has ended.
     fn let_end(&self) {
-        while self.count.total() > 0 && self.try_close(self.lock()).is_none() {
+        while self.count.total() > 0 && self.try_close(self.counts.lock()).is_none() {
             std::thread::sleep(PAUSE);
         }
     }
@@ -178,18 +175,18 @@ impl Calls {
         if fork::is_child() {
             return;
         }
-        let _counts = self.lock();
+        let _counts = self.counts.lock();
         self.ended.notify_all();
     }
 
     /// True if this thread is inside [`Stream::run_borrowed`].
     pub(super) fn is_held_here(&self) -> bool {
-        self.lock().borrowers.contains(&ThreadNumber::current())
+        self.counts.lock().borrowers.contains(&ThreadNumber::current())
     }
 
     /// Waits until no call is left, none of which may be this thread's. New calls stop at the check, because the stream is retired.
     pub(super) fn wait_for_all(&self) {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         self.is_awaited.store(true, Ordering::SeqCst);
         BiasedCount::fence_all([&self.count]);
         while counts.borrowers.len() + self.count.total() > 0 {

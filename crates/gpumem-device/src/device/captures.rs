@@ -11,18 +11,18 @@ use crate::device::primary::{PrimaryContext, WeakContext};
 use crate::device::slow_path_flag::SlowPathFlag;
 use crate::device::thread::ThreadNumber;
 use gpumem_base::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
+use gpumem_base::sync::Lock;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The captures and graphs of one machine.
 #[derive(Default)]
 pub struct Captures {
     /// Counts the active captures. While there is none, no stream's record is looked up.
     slow_path: SlowPathFlag,
-    table: Mutex<BTreeMap<u64, Record>>,
+    table: Lock<BTreeMap<u64, Record>>,
 }
 
-/// A capture, and later its graph and executables.
 #[derive(Default)]
 struct Record {
     handle_count: usize,
@@ -31,9 +31,7 @@ struct Record {
     is_ending: bool,
     /// The stream that the capture began on, and the thread that must end it.
     origin: Option<(StreamIndex, ThreadNumber)>,
-    /// The devices of the members.
     devices: Vec<WeakContext>,
-    /// The streams that are known to be part of the capture.
     members: BTreeSet<StreamIndex>,
     /// The first stream of the capture and the streams that joined it. The clones keep owned streams alive until the
     /// capture ends: the driver breaks a capture when one of its streams is destroyed.
@@ -42,9 +40,7 @@ struct Record {
     after: Vec<(StreamIndex, Stamp)>,
     /// Uses, outside the graph, of released parts of its memory: launches must follow them too.
     after_parts: Vec<Stamp>,
-    /// The streams that own memory of the capture.
     owner_streams: BTreeSet<StreamIndex>,
-    /// The stream that the capture's memory is allocated on.
     source: Option<Arc<dyn AnyStream>>,
     /// The streams that the graph was launched on, as a word of [`uses`].
     launched: u64,
@@ -83,7 +79,7 @@ impl Captures {
             (Some((stream.id().stream_index(), ThreadNumber::current())), vec![Arc::clone(stream)]);
         let record =
             Record { handle_count: 1, is_open: true, origin, devices, members, streams, ..Record::default() };
-        self.table().insert(graph, record);
+        self.table.lock().insert(graph, record);
     }
 
     /// Adds the record of a capture that another library has begun, found on one of its streams; that library ends it. A capture that was
@@ -133,7 +129,7 @@ impl Captures {
 
     /// The first stream of a capture that has not ended.
     pub fn open_on(&self, graph: u64) -> Option<StreamId> {
-        let table = self.table();
+        let table = self.table.lock();
         table.get(&graph).filter(|record| record.is_open)?.streams.first().map(|stream| stream.id())
     }
 
@@ -147,7 +143,7 @@ impl Captures {
     pub(crate) fn begun_here(&self, device: &PrimaryContext) -> Vec<(u64, StreamIndex)> {
         let thread = ThreadNumber::current();
         let open: Vec<_> = {
-            let table = self.table();
+            let table = self.table.lock();
             let open = table.iter().filter(|(_, record)| record.is_open && !record.is_ending);
             let begun =
                 open.filter_map(|(graph, record)| Some((*graph, record.origin?, record.devices.clone())));
@@ -192,7 +188,7 @@ impl Captures {
     /// True if `graph` is an active capture that this crate began.
     #[inline]
     pub fn knows(&self, graph: u64) -> bool {
-        self.table().get(&graph).is_some_and(|record| record.is_open && !record.is_ending)
+        self.table.lock().get(&graph).is_some_and(|record| record.is_open && !record.is_ending)
     }
 
     /// True if an active capture includes streams of this device.
@@ -202,7 +198,8 @@ impl Captures {
         }
         // Dropped after the lock: dropping the last clone of a device takes other locks.
         let open: Vec<_> = self
-            .table()
+            .table
+            .lock()
             .values()
             .filter(|record| record.is_open)
             .flat_map(|record| record.devices.iter().cloned())
@@ -213,7 +210,7 @@ impl Captures {
     /// The capture that a stream belongs to, by the records. For a broken capture without a record, any active capture:
     /// memory that this one retains too long is released at its end.
     pub fn capture_of(&self, index: StreamIndex, is_broken: bool) -> Option<u64> {
-        let table = self.table();
+        let table = self.table.lock();
         let mut open = table.iter().filter(|(_, record)| record.is_open);
         let member = open.clone().find(|(_, record)| record.members.contains(&index));
         member.or_else(|| open.next().filter(|_| is_broken)).map(|(graph, _)| *graph)
@@ -283,7 +280,7 @@ impl Captures {
     /// Drops one handle. For the last one, returns the streams that the graph was launched on, as a word of [`uses`],
     /// and the stream that its memory was allocated on, which must outlive that memory.
     pub fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Arc<dyn AnyStream>>)> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let record = table.get_mut(&graph)?;
         record.handle_count -= 1;
         if record.handle_count > 0 {
@@ -299,10 +296,6 @@ impl Captures {
     }
 
     fn with<T>(&self, graph: u64, work: impl FnOnce(&mut Record) -> T) -> Option<T> {
-        self.table().get_mut(&graph).map(work)
-    }
-
-    fn table(&self) -> MutexGuard<'_, BTreeMap<u64, Record>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().get_mut(&graph).map(work)
     }
 }

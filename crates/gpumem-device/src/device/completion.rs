@@ -19,8 +19,9 @@ use core::future::{Future, IntoFuture};
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::{Context, Poll, Waker};
+use gpumem_base::sync::Lock;
 use gpumem_sys::{DriverError, fork};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// A future that resolves when work of a stream is complete; see [`Stream::completion`] and [`Event::completion`]. Any
 /// executor can poll it, on any thread. No thread is blocked: a thread of this crate, which starts at the first use, calls
@@ -61,16 +62,14 @@ struct Pending {
     id: u64,
     /// Declared before the device, which its event needs.
     marker: Arc<Marker>,
-    /// The stream of the work.
     source: StreamIndex,
     device: Device,
-    progress: Mutex<Progress>,
+    progress: Lock<Progress>,
 }
 
 #[derive(Default)]
 struct Progress {
     outcome: Option<Result<(), DeviceError>>,
-    /// The waker of the last poll.
     waker: Option<Waker>,
     is_listed: bool,
 }
@@ -211,7 +210,7 @@ impl CompletionState {
     fn unlist(&self) {
         if !fork::is_child()
             && let Self::Pending(pending) = self
-            && pending.progress().is_listed
+            && pending.progress.lock().is_listed
         {
             notifier::remove(pending.id);
         }
@@ -228,7 +227,7 @@ impl Pending {
     fn new(device: &Device, source: StreamIndex, marker: Arc<Marker>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, marker, source, device: device.clone(), progress: Mutex::default() }
+        Self { id, marker, source, device: device.clone(), progress: Lock::default() }
     }
 
     fn poll(self: &Arc<Self>, waker: &Waker) -> Poll<Result<(), DeviceError>> {
@@ -238,7 +237,7 @@ impl Pending {
         // Cloned and dropped outside the lock: both run code of the executor.
         let waker = waker.clone();
         let (previous, is_first) = {
-            let mut progress = self.progress();
+            let mut progress = self.progress.lock();
             if let Some(outcome) = &progress.outcome {
                 return Poll::Ready(outcome.clone());
             }
@@ -258,7 +257,7 @@ impl Pending {
             let _ = self.queue_notification();
         } else {
             // No thread runs, and none can be started: the executor polls until the work is complete.
-            let mut progress = self.progress();
+            let mut progress = self.progress.lock();
             progress.is_listed = false;
             let waker = progress.waker.take();
             drop(progress);
@@ -283,7 +282,7 @@ impl Pending {
         if let Err(forked) = not_forked() {
             return Some(Err(forked));
         }
-        if let Some(outcome) = &self.progress().outcome {
+        if let Some(outcome) = &self.progress.lock().outcome {
             return Some(outcome.clone());
         }
         let outcome = match self.device.clocks().query_marker(self.device.primary(), &self.marker) {
@@ -294,13 +293,13 @@ impl Pending {
             }
             Err(error) => Err(error.into()),
         };
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         Some(progress.outcome.get_or_insert(outcome).clone())
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
         not_forked()?;
-        if let Some(outcome) = &self.progress().outcome {
+        if let Some(outcome) = &self.progress.lock().outcome {
             return outcome.clone();
         }
         let _bound = self.device.enter()?;
@@ -309,10 +308,6 @@ impl Pending {
         self.device.clocks().synchronize_marker(self.device.primary(), &self.marker)?;
         self.device.after_wait();
         self.device.check_awaited()
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,15 +1,15 @@
 //! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
-use crate::device::{
-    CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream, stream::complete,
-};
+use crate::device::stream::complete;
+use crate::device::{CaptureModeGuard, Clocks, Device, Handle, Object, OrderEvent, Stamp, Stream};
 use crate::error::{CaptureError, DeviceError, StreamError};
 use core::ffi::c_uint;
-use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
 use gpumem_sys::{DriverError, fork};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// A CUDA event: complete once all work queued before its last record is done.
 ///
@@ -20,12 +20,11 @@ pub struct Event {
     timed: bool,
     /// The stamps that are complete once the event is; `None` before the first record and after a record in a capture.
     /// Locked from the driver call until the stamps are stored, so that both belong together.
-    covered: Mutex<Option<Arc<[Stamp]>>>,
+    covered: Lock<Option<Arc<[Stamp]>>>,
     /// True if it was last recorded in a capture. Querying it would make the driver break that capture.
     is_captured: AtomicBool,
     /// The capture, begun by this crate, in which it was last recorded, or 0.
     captured_in: AtomicU64,
-    /// True if a record was ever attempted.
     is_recorded: AtomicBool,
 }
 
@@ -96,7 +95,7 @@ impl Event {
         self.device.check_open()?;
         self.check_runs("querying an event")?;
         let _entered = self.device.enter_relaxed()?;
-        let covered = self.covered();
+        let covered = self.covered.lock();
         // SAFETY: the event is alive.
         let is_complete =
             complete(self.device.noting(unsafe { self.device.driver().cuEventQuery(self.raw.0) }))?;
@@ -127,11 +126,11 @@ impl Event {
         let _bound = self.device.enter()?;
         self.device.maintenance().before_wait();
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let before = self.covered().clone();
+        let before = self.covered.lock().clone();
         // SAFETY: the event is alive.
         self.device.noting(unsafe { self.device.driver().cuEventSynchronize(self.raw.0) })?;
         // If another thread has recorded it since, the wait may have been for a different record than the stored one.
-        let after = self.covered();
+        let after = self.covered.lock();
         if let (Some(before), Some(after)) = (before, after.as_ref())
             && Arc::ptr_eq(&before, after)
         {
@@ -183,7 +182,7 @@ impl Event {
             device: device.clone(),
             raw: Handle(raw),
             timed,
-            covered: Mutex::new(None),
+            covered: Lock::new(None),
             is_captured: AtomicBool::new(false),
             captured_in: AtomicU64::new(0),
             is_recorded: AtomicBool::new(false),
@@ -191,7 +190,7 @@ impl Event {
     }
 
     pub(crate) fn queue_record(&self, stream: &Stream) -> Result<(), DriverError> {
-        let mut covered = self.covered();
+        let mut covered = self.covered.lock();
         self.is_recorded.store(true, Ordering::Release);
         // A broken capture takes no record.
         let graph =
@@ -206,11 +205,11 @@ impl Event {
 
     /// Calls `with` with the stamps of the last record, which is not replaced during the call; `None` after a record in a capture.
     pub(crate) fn with_record<R>(&self, with: impl FnOnce(Option<&[Stamp]>) -> R) -> R {
-        with(self.covered().as_deref())
+        with(self.covered.lock().as_deref())
     }
 
     pub(crate) fn make_wait(&self, stream: &Stream) -> Result<(), DriverError> {
-        let covered = self.covered();
+        let covered = self.covered.lock();
         self.clocks().queue_wait(stream.stream_index(), self.raw.0, covered.as_deref()).map(drop)
     }
 
@@ -224,10 +223,9 @@ impl Event {
 
     /// The last stamp that it covers; `None` if it was never recorded, or in a capture.
     pub(crate) fn mark(&self) -> Option<Stamp> {
-        self.covered().as_ref().and_then(|covered| covered.first().copied())
+        self.covered.lock().as_ref().and_then(|covered| covered.first().copied())
     }
 
-    /// The capture, begun by this crate, in which it was last recorded.
     pub(crate) fn captured_in(&self) -> Option<u64> {
         Some(self.captured_in.load(Ordering::Acquire)).filter(|graph| *graph != 0)
     }
@@ -235,10 +233,6 @@ impl Event {
     /// True if it was never recorded; a wait for such an event is a no-op.
     pub(crate) fn is_blank(&self) -> bool {
         !self.is_recorded.load(Ordering::Acquire)
-    }
-
-    fn covered(&self) -> MutexGuard<'_, Option<Arc<[Stamp]>>> {
-        self.covered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn clocks(&self) -> &Clocks {
@@ -309,14 +303,7 @@ impl Drop for Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("device", &self.device.ordinal())
-            .field("timed", &self.timed)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Event, it, device: it.device.ordinal(), timed: it.timed);
 
 /// Refuses objects of different drivers: the vendor's driver would dereference a handle of the simulator.
 fn check_driver(device: &Device, other: &Device) -> Result<(), DeviceError> {

@@ -74,7 +74,6 @@ pub struct BorrowedHostMemory<'a, T> {
 /// An error of [`HostMemory`], with the value that was passed to the call. `?` converts it to its [`DeviceError`].
 pub struct HostMemoryError<V>(Box<(DeviceError, V)>);
 
-/// Host memory as the driver sees it.
 struct HostRegistration {
     device: Device,
     host: *mut c_void,
@@ -91,7 +90,6 @@ struct HostRegistration {
     is_over: bool,
 }
 
-/// The way in which devices access the memory.
 #[derive(Clone, Copy)]
 enum DeviceAccess {
     ReadWrite,
@@ -488,7 +486,6 @@ impl HostRegistration {
         unsafe { driver.cuMemHostGetDevicePointer_v2(&mut self.address, self.host, 0) }
     }
 
-    /// The devices whose work may use the memory.
     fn devices(&self) -> impl Iterator<Item = HeldContext> + use<> {
         let own = self.device.primary().downgrade().upgrade();
         own.into_iter().chain(self.device.clocks().devices_with_reset())
@@ -578,7 +575,6 @@ impl DeviceAccess {
         }
     }
 
-    /// The driver's flags; `None` if the memory is not registered.
     fn flags(self) -> Option<u32> {
         match self {
             Self::ReadWrite => Some(PORTABLE | MAPPED),

@@ -15,20 +15,21 @@ use super::order::Clocks;
 use super::primary::PrimaryContext;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Weak;
 use std::time::Instant;
 
 /// The work that waits and queries do for the pools of a GPU.
 #[derive(Default)]
 pub struct Maintenance {
-    work: Mutex<PoolWork>,
+    work: Lock<PoolWork>,
     /// True if any work is registered: checked after every wait.
     is_needed: AtomicBool,
     /// True if a pool of the device uses, or used, a memory pool of the driver.
     has_driver_pools: AtomicBool,
     /// The last time that a query or an allocation did maintenance.
-    served_at: Mutex<Option<Instant>>,
+    served_at: Lock<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -50,7 +51,6 @@ pub trait PoolMaintenance: Send + Sync {
     fn serve(&self);
 }
 
-/// Memory of a dropped pool.
 struct DeferredRelease {
     /// True for memory of the host, false for memory of devices, to which unified memory counts.
     is_host: bool,
@@ -92,7 +92,7 @@ impl HowFar {
 impl Maintenance {
     /// Calls the pool in waits and queries until it is dropped.
     pub fn add_pool(&self, pool: Weak<dyn PoolMaintenance>) {
-        let mut work = self.work();
+        let mut work = self.work.lock();
         work.pools.retain(|other| other.strong_count() > 0);
         work.pools.push(pool);
         self.is_needed.store(true, Ordering::Relaxed);
@@ -116,14 +116,13 @@ impl Maintenance {
         waits: bool,
         release: impl FnMut(&Driver, &Clocks, HowFar) -> bool + Send + 'static,
     ) {
-        self.work().deferred.push(DeferredRelease { is_host, waits, release: Box::new(release) });
+        self.work.lock().deferred.push(DeferredRelease { is_host, waits, release: Box::new(release) });
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    /// Runs before a host wait.
     pub(crate) fn before_wait(&self) {
         if self.is_needed.load(Ordering::Relaxed) {
-            let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
+            let pools: Vec<_> = self.work.lock().pools.iter().filter_map(Weak::upgrade).collect();
             pools.iter().for_each(|pool| pool.before_wait());
         }
     }
@@ -158,7 +157,7 @@ impl Maintenance {
         if !self.is_due() {
             return;
         }
-        let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
+        let pools: Vec<_> = self.work.lock().pools.iter().filter_map(Weak::upgrade).collect();
         pools.iter().for_each(|pool| pool.serve());
         device.refused().destroy(device.driver());
         // A failure is ignored: the next call tries again.
@@ -178,9 +177,9 @@ impl Maintenance {
         let driver = device.driver();
         let _entered = device.enter_relaxed()?;
         clocks.poll(DEFERRED_POLL_BUDGET)?;
-        let is_idle = self.work().deferred.iter().any(|memory| memory.waits) && is_idle()?;
+        let is_idle = self.work.lock().deferred.iter().any(|memory| memory.waits) && is_idle()?;
         let how = HowFar::Until(Instant::now() + DEFERRED_BUDGET);
-        let mut work = self.work();
+        let mut work = self.work.lock();
         work.deferred.retain_mut(|memory| {
             let is_skipped = how.is_over() || memory.waits && !is_idle;
             is_skipped || !memory.release(driver, clocks, how)
@@ -191,7 +190,7 @@ impl Maintenance {
     /// True if maintenance is due, so that callers spend only a fraction of their time on it.
     fn is_due(&self) -> bool {
         // If another thread holds the lock, that thread does the maintenance.
-        let Ok(mut served_at) = self.served_at.try_lock() else { return false };
+        let Some(mut served_at) = self.served_at.try_lock() else { return false };
         let is_due = served_at.is_none_or(|served_at| served_at.elapsed() >= SERVED_EVERY);
         if is_due {
             *served_at = Some(Instant::now());
@@ -208,7 +207,7 @@ impl Maintenance {
         // Releasing memory must not break a capture.
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
         device.refused().destroy(driver);
-        let mut work = self.work();
+        let mut work = self.work.lock();
         work.deferred.retain_mut(|memory| !memory.release(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
@@ -225,24 +224,24 @@ impl Maintenance {
         if self.is_needed.load(Ordering::Relaxed) {
             let is_kept =
                 |memory: &mut DeferredRelease| memory.waits || !memory.release(driver, clocks, HowFar::Known);
-            self.work().deferred.retain_mut(is_kept);
+            self.work.lock().deferred.retain_mut(is_kept);
         }
     }
 
     /// True if a dropped pool left memory behind.
     pub(crate) fn has_deferred(&self) -> bool {
-        !self.work().deferred.is_empty()
+        !self.work.lock().deferred.is_empty()
     }
 
     /// True if a dropped pool left memory of the host or of devices behind.
     #[inline]
     pub fn has_deferred_for(&self, is_host: bool) -> bool {
-        self.work().deferred.iter().any(|memory| memory.is_host == is_host)
+        self.work.lock().deferred.iter().any(|memory| memory.is_host == is_host)
     }
 
     /// Releases everything when the device is dropped: all its work is done.
     pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
-        let mut deferred = core::mem::take(&mut self.work().deferred);
+        let mut deferred = core::mem::take(&mut self.work.lock().deferred);
         for _ in 0..TRIES {
             deferred.retain_mut(|memory| !memory.release(driver, clocks, HowFar::All));
         }
@@ -253,13 +252,9 @@ impl Maintenance {
     /// The end of the device, before its context: nothing is kept any longer.
     pub(crate) fn end(&self, device: &PrimaryContext) {
         // Dropped outside the lock; the drop may keep objects.
-        let deferred = core::mem::take(&mut self.work().deferred);
+        let deferred = core::mem::take(&mut self.work.lock().deferred);
         drop(deferred);
         device.refused().destroy_at_end(device.driver());
-    }
-
-    fn work(&self) -> MutexGuard<'_, PoolWork> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -267,14 +262,14 @@ impl Maintenance {
 pub struct Idle {
     after: Option<Duration>,
     /// The allocation count when it was last seen to change, and the time of that.
-    seen: Mutex<(u64, Instant)>,
+    seen: Lock<(u64, Instant)>,
 }
 
 impl Idle {
     /// `after`: the idle time; `None` never ends.
     #[inline]
     pub fn new(after: Option<Duration>) -> Self {
-        Self { after, seen: Mutex::new((0, Instant::now())) }
+        Self { after, seen: Lock::new((0, Instant::now())) }
     }
 
     /// True if an idle time is configured.
@@ -286,7 +281,7 @@ impl Idle {
     /// True if the idle time has passed since the last allocation or [`Idle::begin_again`].
     pub fn is_over(&self, allocation_count: impl FnOnce() -> u64) -> bool {
         let Some(after) = self.after else { return false };
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let now_count = allocation_count();
         if seen.0 != now_count {
             *seen = (now_count, Instant::now());
@@ -297,7 +292,7 @@ impl Idle {
     /// Restarts the idle time, after cached memory was released where possible.
     #[inline]
     pub fn begin_again(&self) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).1 = Instant::now();
+        self.seen.lock().1 = Instant::now();
     }
 }
 
@@ -338,10 +333,10 @@ mod tests {
         for _ in 0..3 {
             drop(add());
         }
-        assert_eq!(maintenance.work().pools.len(), 2);
+        assert_eq!(maintenance.work.lock().pools.len(), 2);
         let _bound = device.bind().unwrap();
         maintenance.after_wait(device.primary(), device.clocks());
-        assert_eq!(maintenance.work().pools.len(), 1);
+        assert_eq!(maintenance.work.lock().pools.len(), 1);
         assert!(maintenance.is_needed.load(Ordering::Relaxed));
         drop(alive);
         maintenance.after_wait(device.primary(), device.clocks());

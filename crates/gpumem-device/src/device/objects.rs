@@ -6,9 +6,9 @@
 use super::context::ContextGuard;
 use crate::error::is_over;
 use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_sys::types::{CUcontext, CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 use gpumem_sys::{Driver, DriverError, fork};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A driver object. Code that creates one of these does not use the handle any more.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ unsafe impl Send for Owned {}
 /// Objects that the driver refused to destroy, oldest first.
 #[derive(Default)]
 pub(super) struct Refused {
-    objects: Mutex<Vec<Owned>>,
+    objects: Lock<Vec<Owned>>,
     has_any: AtomicBool,
 }
 
@@ -75,7 +75,7 @@ impl Owned {
 
 impl Refused {
     pub(super) fn add(&self, owned: Owned) {
-        self.lock().push(owned);
+        self.objects.lock().push(owned);
         self.has_any.store(true, Ordering::Release);
     }
 
@@ -106,19 +106,15 @@ impl Refused {
 
     /// The program has reset the device, and all objects are gone.
     pub(super) fn forget(&self) {
-        self.lock().clear();
+        self.objects.lock().clear();
         self.has_any.store(false, Ordering::Release);
     }
 
     fn take_first(&self) -> Option<Owned> {
-        let mut objects = self.lock();
+        let mut objects = self.objects.lock();
         let first = if objects.is_empty() { None } else { Some(objects.remove(0)) };
         self.has_any.store(!objects.is_empty(), Ordering::Release);
         first
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Owned>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

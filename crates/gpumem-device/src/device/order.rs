@@ -32,8 +32,7 @@ mod wait;
 
 pub use capture::CapturePart;
 pub use clocks::Clocks;
-pub use gpumem_base::order::StreamId;
-pub use gpumem_base::order::{Order, Stamp, StreamIndex};
+pub use gpumem_base::order::{Order, Stamp, StreamId, StreamIndex};
 pub use marker::MarkerEvent;
 pub(crate) use marker::{LEGACY, Marker};
 pub(crate) use stream_state::{Life, StreamParts};

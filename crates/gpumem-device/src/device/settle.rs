@@ -6,7 +6,6 @@ use crate::error::{DeviceError, is_of_capture};
 use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 /// The time for which a refused wait is repeated. A wait for running work has no bound.
@@ -160,7 +159,7 @@ impl Device {
     #[doc(hidden)]
     #[inline]
     pub fn keep(&self, memory: KeptMemory) {
-        self.0.common.kept_memory.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        self.0.common.kept_memory.lock().push(memory);
     }
 
     /// Calls `release` after a later wait of another thread, once all work of the device is done, and again until it returns true. For
@@ -173,7 +172,7 @@ impl Device {
     /// Releases stored memory if all of its work is done. Tries once, because it follows a successful wait.
     pub(crate) fn give_back_kept(&self) {
         self.driver().destroy_refused();
-        let kept = || self.0.common.kept_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = || self.0.common.kept_memory.lock();
         let mut memory = core::mem::take(&mut *kept());
         if memory.is_empty() {
             return;
@@ -192,13 +191,13 @@ impl Device {
     #[doc(hidden)]
     #[inline]
     pub fn report_kept(&self, kept: DeviceError) {
-        self.0.common.kept.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+        self.0.common.kept.lock().push(kept);
     }
 
     /// Returns the oldest pending report as an error, once.
     #[doc(hidden)]
     pub fn take_kept(&self) -> Result<(), DeviceError> {
-        let mut kept = self.0.common.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.common.kept.lock();
         if kept.is_empty() { Ok(()) } else { Err(kept.remove(0)) }
     }
 }

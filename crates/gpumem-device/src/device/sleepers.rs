@@ -12,8 +12,9 @@ use super::calls::Calls;
 use crate::error::{DeviceError, StreamError};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Memory that work uses, named by the caller that queues the work ([`Stream::run_borrowed`](crate::Stream::run_borrowed)). A `Block` converts into the
 /// range of all its bytes.
@@ -39,10 +40,9 @@ impl MemoryRange {
 pub struct Sleepers {
     /// The number of entries and of reset devices. It is raised before the wait for calls: a call reads it after it has counted itself.
     count: AtomicUsize,
-    entries: Mutex<Vec<SleepingPool>>,
-    /// The addresses of all [`LentMemory`].
-    lent: Mutex<Vec<Range<u64>>>,
-    streams: Mutex<Streams>,
+    entries: Lock<Vec<SleepingPool>>,
+    lent: Lock<Vec<Range<u64>>>,
+    streams: Lock<Streams>,
 }
 
 /// The addresses of a pool that sleeps.
@@ -52,7 +52,6 @@ struct SleepingPool {
     ranges: Vec<Range<u64>>,
 }
 
-/// The streams of the devices.
 #[derive(Default)]
 struct Streams {
     list: Vec<Weak<dyn AnyStream>>,
@@ -63,7 +62,7 @@ struct Streams {
 impl Sleepers {
     /// Adds a stream, whose calls may queue work.
     pub(crate) fn add_stream(&self, stream: Weak<dyn AnyStream>) {
-        let mut streams = self.streams();
+        let mut streams = self.streams.lock();
         if streams.list.len() >= streams.purge_at {
             streams.list.retain(|stream| stream.strong_count() > 0);
             streams.purge_at = (2 * streams.list.len()).max(PURGE_MIN);
@@ -73,19 +72,18 @@ impl Sleepers {
 
     /// Refuses operations on these addresses of a pool, which has a number and a name, from now on.
     pub fn add(&self, pool: u64, name: &Arc<str>, ranges: Vec<Range<u64>>) {
-        self.entries().push(SleepingPool { pool, name: Arc::clone(name), ranges });
+        self.entries.lock().push(SleepingPool { pool, name: Arc::clone(name), ranges });
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Allows operations on the addresses of a pool again.
     pub fn remove(&self, pool: u64) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let before_count = entries.len();
         entries.retain(|entry| entry.pool != pool);
         self.count.fetch_sub(before_count - entries.len(), Ordering::SeqCst);
     }
 
-    /// Makes every operation check its device from now on: one was reset.
     pub(crate) fn add_reset(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
@@ -110,10 +108,9 @@ impl Sleepers {
 
     /// Upgraded under the lock, to be dropped outside it: dropping the last clone of a stream takes locks.
     fn live_streams(&self) -> Vec<Arc<dyn AnyStream>> {
-        self.streams().list.iter().filter_map(Weak::upgrade).collect()
+        self.streams.lock().list.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// True if nothing sleeps.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
@@ -130,7 +127,7 @@ impl Sleepers {
     fn check_one(&self, MemoryRange { address, size_bytes }: MemoryRange) -> Result<(), DeviceError> {
         let end = address.saturating_add(size_bytes);
         let overlaps = |range: &Range<u64>| address < range.end && range.start < end;
-        let entries = self.entries();
+        let entries = self.entries.lock();
         match entries.iter().find(|entry| entry.ranges.iter().any(overlaps)) {
             Some(entry) => Err(DeviceError::Asleep { pool: entry.name.as_ref().into() }),
             None => Ok(()),
@@ -139,34 +136,22 @@ impl Sleepers {
 
     /// True if another library has borrowed memory in one of the ranges.
     pub fn has_lent(&self, ranges: &[Range<u64>]) -> bool {
-        let lent = self.lent();
+        let lent = self.lent.lock();
         ranges.iter().any(|range| lent.iter().any(|lent| lent.start < range.end && range.start < lent.end))
     }
 
     /// Keeps memory awake until [`Sleepers::end_loan`] of the returned range.
     pub(super) fn lend(&self, MemoryRange { address, size_bytes }: MemoryRange) -> Range<u64> {
         let range = address..address.saturating_add(size_bytes);
-        self.lent().push(range.clone());
+        self.lent.lock().push(range.clone());
         range
     }
 
     pub(super) fn end_loan(&self, loan: &Range<u64>) {
-        let mut lent = self.lent();
+        let mut lent = self.lent.lock();
         if let Some(index) = lent.iter().position(|range| range == loan) {
             lent.swap_remove(index);
         }
-    }
-
-    fn lent(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Vec<SleepingPool>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -28,7 +28,6 @@ impl SlowPathFlag {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Removes a capture that has ended.
     pub(crate) fn remove_capture(&self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -21,11 +21,12 @@ use crate::device::primary::PrimaryContext;
 use crate::device::thread::ThreadNumber;
 use crate::device::{Clocks, Device, Handle, Object, OrderEvent, StreamId, StreamIndex};
 use crate::error::{DeviceError, StreamError};
-use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
 use gpumem_sys::{DriverError, fork};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// A queue of work on a device. Clones share it.
 ///
@@ -54,11 +55,9 @@ struct StreamInner {
     is_retired: AtomicBool,
     /// The driver refused to end a capture of the stream. It refuses to destroy such a stream, too.
     captures_for_good: AtomicBool,
-    /// Held while a thread retires the stream.
-    retirement: Mutex<()>,
+    retirement: Lock<()>,
     /// The id while the fast path may compare it, otherwise 0.
     fast_path_id: AtomicU64,
-    /// Calls on other threads that [`Stream::retire`] waits for.
     calls: Calls,
     /// The counted bytes that calls naming the stream allocated and freed since one of them last marked it.
     unmarked_bytes: AtomicU64,
@@ -73,7 +72,6 @@ struct StreamInner {
 /// A value that keeps a stream of another library alive.
 type Owner = Box<dyn Send + Sync>;
 
-/// The kind of a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandleKind {
     /// Created here, and destroyed with its last clone.
@@ -309,7 +307,7 @@ impl StreamInner {
             kind,
             is_retired: AtomicBool::new(false),
             captures_for_good: AtomicBool::new(false),
-            retirement: Mutex::new(()),
+            retirement: Lock::new(()),
             fast_path_id: AtomicU64::new(id.as_u64()),
             calls: Calls::default(),
             unmarked_bytes: AtomicU64::new(0),
@@ -387,14 +385,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("id", &self.id().as_u64())
-            .field("device", &self.device().ordinal())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Stream, it, id: it.id().as_u64(), device: it.device().ordinal());
 
 /// A stream that only calls naming it may mark is marked at most once per this many bytes, unless other streams request
 /// its memory: a marker takes the driver about a microsecond.

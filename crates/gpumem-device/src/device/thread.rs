@@ -11,7 +11,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct ThreadNumber(u64);
 
 impl ThreadNumber {
-    /// The number of the calling thread.
     pub(crate) fn current() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Without a destructor, so it is never destroyed.

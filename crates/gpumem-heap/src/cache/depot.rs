@@ -11,7 +11,6 @@ use crate::block::HeapBlock;
 use crate::size_class::SizeClass;
 use gpumem_base::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
 
-/// Blocks of one size class. All are free once `stamp` is complete.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Batch<S> {
     pub(super) stamp: S,
@@ -104,7 +103,6 @@ impl<S> Depot<S> {
         }
     }
 
-    /// The number of blocks, and their size in bytes.
     pub(super) fn held(&self) -> (u64, u64) {
         let counts = self.shelves.iter().enumerate().filter_map(|(index, shelf)| {
             let count: usize = shelf.lock().batches.iter().map(|batch| batch.blocks.len()).sum();
@@ -113,7 +111,6 @@ impl<S> Depot<S> {
         counts.fold((0, 0), |(count, bytes), (more, more_bytes)| (count + more, bytes + more_bytes))
     }
 
-    /// Empties all shelves.
     pub(super) fn drain(&self, mut leaves: impl FnMut(SizeClass, Batch<S>)) {
         for (index, shelf) in self.shelves.iter().enumerate() {
             let Some(class) = SizeClass::at(index) else { return };

@@ -80,13 +80,11 @@ impl SizeStep {
     }
 }
 
-/// Freed large blocks, oldest first.
 #[derive(Debug)]
 pub(super) struct LargeCache {
     list: Vec<LargeBlock>,
     /// The size of each block, 0 beyond the last. A search reads only this.
     steps: [SizeStep; COUNT_MAX],
-    /// The sum of the sizes.
     held_bytes: u64,
     /// The part of `size_bytes` that the heap counts as kept.
     published_bytes: u64,

@@ -13,12 +13,10 @@ pub(super) struct Magazines {
     allowance_bytes: u64,
     /// An empty list for a batch.
     spare: Vec<HeapBlock>,
-    /// Blocks beyond the size classes.
     pub(super) large: LargeCache,
     stacks: [BlockStack; SizeClass::COUNT],
 }
 
-/// The free blocks of one class.
 #[derive(Debug)]
 struct BlockStack {
     blocks: Vec<HeapBlock>,
@@ -27,7 +25,6 @@ struct BlockStack {
 }
 
 impl Magazines {
-    /// Creates empty magazines without allowance.
     pub(super) fn new() -> Self {
         Self {
             room_bytes: 0,
@@ -47,7 +44,6 @@ impl Magazines {
         unsafe { self.stacks.get_unchecked_mut(class.index()) }
     }
 
-    /// Takes the newest block of a class.
     #[inline]
     pub(super) fn take(&mut self, class: SizeClass) -> Option<HeapBlock> {
         let stack = self.stack(class);
@@ -109,12 +105,10 @@ impl Magazines {
         }
     }
 
-    /// The bytes that the magazines may hold.
     pub(super) fn allowance_bytes(&self) -> u64 {
         self.allowance_bytes
     }
 
-    /// The unused part of the allowance.
     pub(super) fn room_bytes(&self) -> u64 {
         self.room_bytes
     }

@@ -11,8 +11,7 @@ use crate::size_class::SizeClass;
 use core::marker::PhantomData;
 use core::ops::Deref;
 use gpumem_base::counters::{Counters, LocalCounters};
-use gpumem_base::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use gpumem_base::sync::{BiasedLock, revoke_all};
+use gpumem_base::sync::{AtomicBool, AtomicU32, AtomicU64, BiasedLock, Ordering, revoke_all};
 
 /// Freed blocks of one stream, owned by one thread. Aligned, so that two threads' caches share no cache line.
 #[derive(Debug)]

@@ -41,11 +41,9 @@ pub struct ThreadCaches<S> {
     cache_count: AtomicU32,
 }
 
-/// All caches, including those of threads that have ended.
 #[derive(Debug)]
 struct CacheRegistry {
     caches: Vec<Arc<ThreadCache>>,
-    /// The sum of the counters of caches that were purged.
     retired: Counters,
     is_closed: bool,
 }

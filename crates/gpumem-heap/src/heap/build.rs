@@ -60,16 +60,13 @@ fn own_place(map: &MemoryMap, (index, reserved_bytes): (usize, u64), row: &Mappi
     if is_roomy { behind_gap } else { free_range(row_bytes).map_or(end, |slot| slot << PAGE_SHIFT) }
 }
 
-/// The calls that were made, in case they have to be undone.
 #[derive(Default)]
 struct DoneCalls {
     created: Vec<(RawHandle, u32)>,
-    /// Address and size of each mapping.
     mapped: Vec<(u64, u64)>,
 }
 
 impl DoneCalls {
-    /// Each new handle with its size in bytes.
     fn created_bytes(&self) -> impl Iterator<Item = (RawHandle, u64)> {
         self.created.iter().map(|(raw, page_count)| (*raw, u64::from(*page_count) << PAGE_SHIFT))
     }

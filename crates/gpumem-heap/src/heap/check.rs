@@ -9,7 +9,6 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::stamps::{FreeState, PendingUses};
 use std::collections::BTreeMap;
 
-/// The memory to check.
 pub(super) struct Check<'a> {
     pub(super) map: &'a MemoryMap,
     pub(super) segments: Option<&'a Segments>,

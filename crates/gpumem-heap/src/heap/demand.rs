@@ -1,9 +1,7 @@
 //! [`Demand`]: the bytes that blocks use, their peaks, and what that leaves for thread caches.
 
-/// The sizes of blocks, summed.
 #[derive(Debug, Default)]
 pub(super) struct Demand {
-    /// The size of all blocks.
     pub(super) used_bytes: u64,
     pub(super) used_peak_bytes: u64,
     /// A peak of `used_bytes` that decays with each miss.

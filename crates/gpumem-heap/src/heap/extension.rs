@@ -150,5 +150,4 @@ impl Stretch<'_> {
     }
 }
 
-/// The number of ranges that are planned for.
 const LOOKS_MAX: usize = 4;

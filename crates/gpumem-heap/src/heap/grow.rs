@@ -8,7 +8,6 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT, pages_in};
 use super::view::View;
 use gpumem_base::order::Order;
 
-/// The limits of one growth.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GrowthLimits {
     /// The new pages that may be reserved.

@@ -24,7 +24,6 @@ pub(super) struct IdlePages {
 
 #[derive(Debug, Default)]
 pub(super) struct IdleScan {
-    /// By handle.
     pub(super) idle: Vec<IdlePages>,
     /// The partial pages that a block may start with.
     pub(super) ends: Vec<PartialPage>,
@@ -103,7 +102,6 @@ impl IdleScan {
         found.is_ok_and(|at| self.idle[at].mask >> page & 1 == 1)
     }
 
-    /// The number of idle pages.
     pub(super) fn page_count(&self) -> u32 {
         self.idle.iter().map(|idle| idle.mask.count_ones()).sum()
     }

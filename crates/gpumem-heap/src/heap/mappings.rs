@@ -53,7 +53,6 @@ impl SlotEntry {
     }
 }
 
-/// The mappings of one space.
 #[derive(Debug, Default)]
 pub(super) struct Mappings {
     entries: Vec<SlotEntry>,
@@ -132,7 +131,6 @@ impl Mappings {
         }
     }
 
-    /// The host memory of the tables.
     pub(super) fn size_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<SlotEntry>() + self.older.capacity() * size_of::<u32>()
     }

@@ -28,12 +28,10 @@ impl MemoryMap {
         View { records: &self.records, stream, order, with_ready: true }
     }
 
-    /// All free records.
     pub(super) fn free_ids(&self) -> impl Iterator<Item = u32> {
         self.spaces.iter().flat_map(Space::fits).flat_map(|fit| fit.ids(&self.records, 0))
     }
 
-    /// The size of a handle in bytes.
     pub(super) fn handle_bytes(&self, handle: u32) -> u64 {
         u64::from(self.pages.handle(handle).page_count) << PAGE_SHIFT
     }

@@ -64,7 +64,6 @@ impl Pages {
         self.mappings[id.space()].resident(id.slot(), self.handle(handle).page_count)
     }
 
-    /// The numbers of all handles.
     pub(super) fn handle_ids(&self) -> impl Iterator<Item = u32> {
         (0..self.handles.len() as u32).filter(|handle| self.handle(*handle).page_count > 0)
     }
@@ -85,12 +84,10 @@ impl Pages {
         self.mapping_count
     }
 
-    /// The mapping at a slot.
     pub(super) fn mapping_at(&self, space: usize, slot: u64) -> Option<MappingId> {
         self.mappings[space].entry(slot).map(|entry| MappingId::new(space, slot as u32 - entry.page()))
     }
 
-    /// The content of a slot.
     #[inline]
     pub(super) fn entry(&self, space: usize, slot: u64) -> Option<SlotEntry> {
         self.mappings[space].entry(slot)
@@ -111,12 +108,10 @@ impl Pages {
         }
     }
 
-    /// Pins a handle for as long as it exists.
     pub(super) fn pin(&mut self, handle: u32) {
         self.pinned.insert(handle);
     }
 
-    /// Ends the pin of a handle.
     pub(super) fn unpin(&mut self, handle: u32) {
         self.pinned.remove(&handle);
     }
@@ -196,7 +191,6 @@ impl Pages {
         self.empty_count
     }
 
-    /// Sets the pages that are resident in a mapping, as a whole and in part.
     pub(super) fn set_resident(&mut self, id: MappingId, resident: (u64, u64)) {
         let page_count = self.handle(self.handle_of(id)).page_count;
         let mappings = &mut self.mappings[id.space()];

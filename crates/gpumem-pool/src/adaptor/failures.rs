@@ -24,12 +24,10 @@ use gpumem_device::Device;
 /// ```
 pub struct Failures {
     rule: Rule,
-    error: Option<Box<MakeError>>,
+    error: Option<Box<dyn Fn(u64) -> PoolError + Send + Sync>>,
     seen_count: AtomicU64,
     failed_count: AtomicU64,
 }
-
-type MakeError = dyn Fn(u64) -> PoolError + Send + Sync;
 
 enum Rule {
     Nth(u64),
@@ -150,7 +148,6 @@ fn die(seed: u64, number: u64) -> f64 {
     (bits ^ bits >> 31) as f64 / u64::MAX as f64
 }
 
-/// The error of an empty pool on a full device.
 fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
     let device_total_bytes = device.total_bytes();
     PoolError::OutOfMemory(Box::new(OutOfMemory {

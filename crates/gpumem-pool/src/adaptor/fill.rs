@@ -3,8 +3,7 @@
 use super::{Adaptor, Grant, Next, Release, Request};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, Ordering};
-use gpumem_device::{CaptureError, DeviceError};
-use gpumem_device::{MemoryRange, Stream};
+use gpumem_device::{CaptureError, DeviceError, MemoryRange, Stream};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 
@@ -27,7 +26,6 @@ use gpumem_sys::{Driver, DriverError};
 pub struct Fill {
     on_alloc: Option<u8>,
     on_free: Option<u8>,
-    /// True if a freed block could not be filled.
     has_missed: AtomicBool,
 }
 

@@ -13,13 +13,14 @@ use super::fill::set_now;
 use super::{Adaptor, Damage, Grant, Next, PoolId, Release, Request, Side};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::CUdeviceptr;
 use slots::{Edges, Slots};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Detects writes past the ends of blocks, up to 256 bytes before and after, to the byte.
 ///
@@ -60,8 +61,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub struct Guard {
     slots: Slots,
-    live: Mutex<Live>,
-    found: Mutex<Vec<Damage>>,
+    live: Lock<Live>,
+    found: Lock<Vec<Damage>>,
     on_damage: Option<Box<OnDamage>>,
     unchecked_count: AtomicU64,
     checked_count: AtomicU64,
@@ -95,7 +96,7 @@ impl Guard {
             return Vec::new();
         }
         self.look();
-        core::mem::take(&mut *self.found())
+        core::mem::take(&mut *self.found.lock())
     }
 
     /// The number of checked blocks, damaged or not.
@@ -118,19 +119,11 @@ impl Guard {
             for damage in [edges.damage(Side::Before, front), edges.damage(Side::Behind, back.iter())] {
                 match (damage, &self.on_damage) {
                     (Some(damage), Some(callback)) => callback(&damage),
-                    (Some(damage), None) => self.found().push(damage),
+                    (Some(damage), None) => self.found.lock().push(damage),
                     (None, _) => {}
                 }
             }
         }
-    }
-
-    fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn found(&self) -> MutexGuard<'_, Vec<Damage>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -141,7 +134,7 @@ impl Adaptor for Guard {
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         self.look();
-        if let Some(damage) = self.found().pop() {
+        if let Some(damage) = self.found.lock().pop() {
             return Err(PoolError::Damaged(Box::new(damage)));
         }
         self.slots.prepare(request.device())?;
@@ -156,7 +149,7 @@ impl Adaptor for Guard {
         let (start, end) = (grant.address(), grant.address() + grant.size_bytes());
         set_now(request.stream(), &grant, start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;
         set_now(request.stream(), &grant, end, PATTERN, back_bytes)?;
-        self.live().insert((request.pool(), start), (request.pool_name(), request.tag()));
+        self.live.lock().insert((request.pool(), start), (request.pool_name(), request.tag()));
         Ok(grant)
     }
 
@@ -171,7 +164,7 @@ impl Adaptor for Guard {
         let whole = release.whole();
         let is_own = address.checked_sub(FRONT_BYTES).is_some_and(|start| whole.start <= start)
             && (address + size_bytes).checked_add(back_bytes).is_some_and(|end| end <= whole.end);
-        let known = self.live().remove(&(pool, address));
+        let known = self.live.lock().remove(&(pool, address));
         let is_checked = known.is_some_and(|(pool_name, tag)| {
             let edges = Edges { address, size_bytes, back_bytes, stream, pool, pool_name, tag };
             is_own && self.slots.fill(release, edges)
@@ -198,21 +191,13 @@ impl Edges {
     }
 }
 
-impl fmt::Debug for Guard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard")
-            .field("checked_count", &self.checked_count())
-            .field("unchecked_count", &self.unchecked_count())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Guard, it, checked_count: it.checked_count(), unchecked_count: it.unchecked_count());
 
 /// The guard bytes after a block: the rest of its last unit of 256 bytes, and one more unit.
 fn back_bytes(size_bytes: u64) -> u64 {
     (size_bytes.wrapping_neg() & (ALIGNMENT_MIN - 1)) + ALIGNMENT_MIN
 }
 
-/// The guard bytes before a block, for every alignment.
 const FRONT_BYTES: u64 = ALIGNMENT_MIN;
 
 const BACK_BYTES_MAX: u64 = 2 * ALIGNMENT_MIN;

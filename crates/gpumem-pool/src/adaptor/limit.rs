@@ -3,9 +3,8 @@
 use super::{Adaptor, Grant, Next, Release, Request};
 use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 
 /// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::LimitReached`]. It is exact for
 /// any number of threads: a block counts from before its allocation until it is dropped.
@@ -92,16 +91,13 @@ impl Budget {
     }
 }
 
-impl fmt::Debug for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Budget")
-            .field("name", &self.name.as_deref().map(Shown::name))
-            .field("limit_bytes", &self.limit_bytes)
-            .field("in_use_bytes", &self.in_use_bytes)
-            .field("in_use_peak_bytes", &self.in_use_peak_bytes)
-            .finish()
-    }
-}
+debug_fields!(
+    Budget, it,
+    name: it.name.as_deref().map(Shown::name),
+    limit_bytes: it.limit_bytes,
+    in_use_bytes: it.in_use_bytes,
+    in_use_peak_bytes: it.in_use_peak_bytes,
+);
 
 impl Adaptor for Budget {
     fn name(&self) -> &str {

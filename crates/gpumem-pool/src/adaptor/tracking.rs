@@ -3,14 +3,14 @@
 use super::{Adaptor, Grant, Next, PoolId, Release, Request};
 use crate::error::PoolError;
 use core::fmt;
-use gpumem_device::Bytes;
-use gpumem_device::StreamId;
+use gpumem_base::sync::Lock;
+use gpumem_device::{Bytes, StreamId};
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdeviceptr;
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Tracks every live block, with its allocating thread and, optionally, a backtrace.
 ///
@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// ```
 #[derive(Default)]
 pub struct Tracking {
-    table: Mutex<LiveTable>,
+    table: Lock<LiveTable>,
     has_backtraces: bool,
     on_end: Option<Box<OnEnd>>,
 }
@@ -118,7 +118,7 @@ impl Tracking {
         if fork::is_child() {
             return LiveBlocks::of(Vec::new());
         }
-        LiveBlocks::of(self.lock().live.values().cloned().collect())
+        LiveBlocks::of(self.table.lock().live.values().cloned().collect())
     }
 
     fn add(
@@ -130,16 +130,12 @@ impl Tracking {
     ) {
         let thread = std::thread::current().name().map(Arc::from);
         let backtrace = self.has_backtraces.then(|| Arc::new(Backtrace::force_capture()));
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.count += 1;
         let number = table.count;
         let block =
             LiveBlock { number, address, size_bytes, stream, tag, pool, pool_name, thread, backtrace };
         table.live.insert((pool, address, number), block);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LiveTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -169,26 +165,20 @@ impl Adaptor for Tracking {
     }
 
     fn free(&self, release: &Release<'_>) {
-        self.lock().remove(release.pool(), release.address());
+        self.table.lock().remove(release.pool(), release.address());
     }
 
     fn close(&self, pool: PoolId) {
         let Some(callback) = &self.on_end else { return };
-        let of_pool: Vec<_> = self.lock().live.values().filter(|block| block.pool == pool).cloned().collect();
+        let of_pool: Vec<_> =
+            self.table.lock().live.values().filter(|block| block.pool == pool).cloned().collect();
         if !of_pool.is_empty() {
             callback(&LiveBlocks::of(of_pool));
         }
     }
 }
 
-impl fmt::Debug for Tracking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tracking")
-            .field("live_count", &self.lock().live.len())
-            .field("has_backtraces", &self.has_backtraces)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Tracking, it, live_count: it.table.lock().live.len(), has_backtraces: it.has_backtraces);
 
 impl fmt::Display for LiveBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -222,5 +212,4 @@ impl fmt::Display for LiveBlock {
     }
 }
 
-/// The maximum number of printed blocks.
 const SHOWN_COUNT: usize = 20;

@@ -16,11 +16,10 @@ use gpumem_sys::types::CUmemGenericAllocationHandle;
 pub(crate) struct Allocation {
     pub(crate) address: CUdeviceptr,
     /// From the lowest bit: 32 bits of record, 16 of class, 16 of tag.
-    mark: u64,
+    pub(crate) mark: u64,
 }
 
 impl Allocation {
-    /// No memory and no class.
     pub(crate) const EMPTY: Self = Self::new(0, 0, Self::NO_CLASS);
 
     /// The class of allocations without backend memory: an empty block, or a part of the memory that a graph retains.
@@ -35,7 +34,6 @@ impl Allocation {
         Self { address, mark: record as u64 | (class as u64) << CLASS_SHIFT }
     }
 
-    /// A block that the pool's adaptors track under `number`.
     pub(crate) fn special(address: CUdeviceptr, number: u32) -> Self {
         Self::new(address, number, Self::SPECIAL)
     }
@@ -68,21 +66,14 @@ impl Allocation {
         (self.mark >> TAG_SHIFT) as u16
     }
 
-    /// Adds a tag to an allocation that has none.
     #[inline]
     pub(crate) fn with_tag(self, tag: u16) -> Self {
         Self { mark: self.mark | u64::from(tag) << TAG_SHIFT, ..self }
     }
 
-    /// The allocation as the backend returned it.
     #[inline]
     pub(crate) fn without_tag(self) -> Self {
         Self { mark: self.mark & ((1 << TAG_SHIFT) - 1), ..self }
-    }
-
-    /// Record, class and tag as one word, for [`from_mark`](Self::from_mark).
-    pub(crate) fn mark(self) -> u64 {
-        self.mark
     }
 
     pub(crate) fn from_mark(address: CUdeviceptr, mark: u64) -> Self {
@@ -93,12 +84,10 @@ impl Allocation {
 const CLASS_SHIFT: u32 = 32;
 const TAG_SHIFT: u32 = 48;
 
-/// A non-empty block that is being dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeRequest {
     pub(crate) allocation: Allocation,
     pub(crate) size_bytes: u64,
-    /// The stream that the block was allocated on. The stream may be gone.
     pub(crate) owner_stream: StreamId,
     /// The other streams that used the block, in the encoding that [`Clocks::uses`] reads.
     pub(crate) uses: u64,
@@ -114,7 +103,6 @@ impl FreeRequest {
     }
 }
 
-/// The outcome of a free.
 #[derive(Debug)]
 #[must_use = "a failure poisons the pool"]
 pub(crate) struct FreeOutcome {
@@ -130,6 +118,5 @@ pub(crate) struct FreeOutcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
     pub(crate) handles: Vec<(CUmemGenericAllocationHandle, u64)>,
-    /// The offset of the allocation in the first handle.
     pub(crate) offset_bytes: u64,
 }

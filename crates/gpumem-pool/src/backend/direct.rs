@@ -17,16 +17,17 @@ use super::source::{BackendSetup, MemorySource};
 use crate::config::{ALIGNMENT_MIN, MemoryKind};
 use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::figures::ActivityCounters;
-use crate::limits::{Admission, DeviceBudget, Limits, Trimmables};
-use crate::stats::{TagCounters, Usage, UsageCounters};
+use crate::limits::{Admission, DeviceBudget, Limits, Trimmable, WeakList};
+use crate::stats::{Tags, Usage};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_base::counters::Counters;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{Idle, MarkerEvent, PeerDevice, StreamIndex, deadline};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Instant;
 
 /// The driver calls of one backend. An implementation does nothing else, and returns the driver's errors.
@@ -55,7 +56,6 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         false
     }
 
-    /// Gives another device access to acquired memory, present and future.
     fn enable_peer_access(&self, device: &Device, peer: PeerDevice) -> Result<(), PoolError>;
 
     /// Refuses a hard limit that the driver would not apply. Called before the limit changes.
@@ -68,12 +68,10 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         true
     }
 
-    /// Sets the soft limit. Memory kept beyond it is released when the host waits.
     fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Resets the driver's peak counter, if any.
     fn reset_peak(&self) -> Result<(), DriverError> {
         Ok(())
     }
@@ -90,7 +88,6 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
         0
     }
 
-    /// Returns free memory to the device until `keep_bytes` are reserved.
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
 
     /// The memory reserved from the device. `None` if the backend reserves only the memory of live blocks.
@@ -101,21 +98,18 @@ pub(crate) trait DriverAllocator: Send + Sync + 'static {
 pub(crate) struct DirectBackend<C> {
     own: Weak<Self>,
     device: Device,
-    counters: UsageCounters,
+    usage: Lock<Usage>,
     admission: Admission,
-    /// The memory of dropped blocks that the driver refused to free.
     unfreed_bytes: AtomicU64,
     limits: Limits,
     growth: GrowthLog,
-    tags: TagCounters,
+    tags: Tags,
     activity: Arc<ActivityCounters>,
     idle: Idle,
     is_registered_for_waits: Once,
-    /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     /// Events that the host has not yet waited for, each queued in its stream when the pool last held too much memory; see `eager`.
-    unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
-    /// See [`wait_deadline_ms`](crate::conf).
+    unseen: Lock<Vec<(StreamIndex, MarkerEvent)>>,
     wait_deadline: Duration,
     calls: C,
 }
@@ -126,7 +120,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let direct = Arc::new_cyclic(|own| Self {
             own: own.clone(),
             device: device.clone(),
-            counters: UsageCounters::default(),
+            usage: Lock::default(),
             admission: Admission::new(config, limits, &DeviceBudget::on(device)),
             unfreed_bytes: AtomicU64::new(0),
             limits: limits.clone(),
@@ -136,12 +130,12 @@ impl<C: DriverAllocator> DirectBackend<C> {
             idle: Idle::new(config.idle_after),
             is_registered_for_waits: Once::new(),
             collect_above: config.collect_above,
-            unseen: Mutex::default(),
+            unseen: Lock::default(),
             wait_deadline: config.tuning.wait_deadline,
             calls,
         });
         if C::KEEPS_MEMORY {
-            Trimmables::on(device).add(direct.own.clone());
+            WeakList::<dyn Trimmable>::on(device).add(direct.own.clone());
             device.maintenance().add_driver_pool();
         }
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {
@@ -150,7 +144,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         direct
     }
 
-    /// Registers the pool for notifications of host waits, if the backend keeps memory.
     fn register_for_waits(&self) {
         if C::KEEPS_MEMORY {
             self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
@@ -167,7 +160,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         };
         let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
         let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
-        let has_enough = self.counters.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
+        let has_enough = self.usage.lock().total.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
         if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
             self.trim(keep_bytes.saturating_sub(size_bytes))?;
         }
@@ -210,7 +203,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
     /// Makes room for an allocation, within its deadline. For pinned memory, waits only if some of it is pending.
     fn make_room(&self) -> Result<(), PoolError> {
-        let kind = self.admission.kind();
+        let kind = self.admission.kind;
         let needs_wait = kind != MemoryKind::Host
             || self.calls.has_waiting()
             || self.device.maintenance().has_deferred_for(kind == MemoryKind::Host);
@@ -223,11 +216,11 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
     /// The memory that no trim releases: live blocks, and memory that the driver refused to free.
     fn bound_bytes(&self) -> u64 {
-        self.counters.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
+        self.usage.lock().total.in_use_bytes().saturating_add(self.unfreed_bytes.load(Ordering::Relaxed))
     }
 
     fn counts(&self) -> Counts {
-        let Usage { total, in_use_peak_bytes, .. } = *self.counters.lock();
+        let Usage { total, in_use_peak_bytes, .. } = *self.usage.lock();
         Counts {
             in_use_bytes: total.in_use_bytes(),
             in_use_peak_bytes,
@@ -236,7 +229,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         }
     }
 
-    /// The driver calls of this backend.
     #[cfg(feature = "backend-native")]
     pub(super) fn calls(&self) -> &C {
         &self.calls
@@ -288,7 +280,7 @@ impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
             Err(cause) if cause.is_shutdown() => Ok(()),
             other => other,
         };
-        self.counters.count_in(freed.owner_stream, freed.size_bytes);
+        self.usage.lock().count_in(freed.owner_stream, freed.size_bytes);
         match result {
             Ok(()) => self.admission.give_back(freed.size_bytes),
             Err(_) => drop(self.unfreed_bytes.fetch_add(freed.size_bytes, Ordering::Relaxed)),
@@ -324,11 +316,11 @@ impl<C: DriverAllocator> MemorySource for Arc<DirectBackend<C>> {
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        self.counters.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
+        self.usage.lock().streams.iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
     }
 
     fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.counters.reset_peak();
+        self.usage.lock().reset_peak();
         Ok(self.calls.reset_peak()?)
     }
 
@@ -370,7 +362,7 @@ impl<C> Drop for DirectBackend<C> {
 fn whole(freed: &FreeRequest) -> FreeRequest {
     let address = freed.allocation.address - u64::from(freed.allocation.record()) * ALIGNMENT_MIN;
     FreeRequest {
-        allocation: Allocation::from_mark(address, freed.allocation.mark()),
+        allocation: Allocation::from_mark(address, freed.allocation.mark),
         size_bytes: padded_bytes(freed.size_bytes, u32::from(freed.allocation.class())),
         ..*freed
     }
@@ -389,14 +381,11 @@ struct DirectSearch<'a, C> {
     /// The exponent of the alignment; 0 for the alignment of every block.
     exponent: u32,
     stream: &'a Stream,
-    /// The refusal of the last attempt.
     refusal: Option<Refusal>,
-    /// The counters at the beginning of the pass.
     before: Counts,
 }
 
 impl<C: DriverAllocator> DirectSearch<'_, C> {
-    /// Admits the block against the limits, and allocates it with `acquire`.
     fn attempt(
         &mut self,
         acquire: impl FnOnce(&DirectBackend<C>, u64, &Stream) -> Result<CUdeviceptr, DriverError>,
@@ -409,7 +398,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
         });
         self.refusal = acquired.err().map(Refusal::if_out_of_memory).transpose()?;
         let Ok(address) = acquired else { return Ok(Outcome::Short) };
-        backend.counters.count_out(self.stream.id(), size_bytes);
+        backend.usage.lock().count_out(self.stream.id(), size_bytes);
         backend.note_growth();
         backend.device.serve();
         // The free finds the driver's allocation by the padding and the class.
@@ -422,7 +411,7 @@ impl<C: DriverAllocator> DirectSearch<'_, C> {
     /// The limit of the driver's pool, if the device has room, since then that limit refused. It bounds reserved memory.
     fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
         let backend = self.backend;
-        let in_use_bytes = backend.counters.in_use_bytes();
+        let in_use_bytes = backend.usage.lock().total.in_use_bytes();
         let limit = backend.limits.exceeded_at(in_use_bytes)?;
         let free_bytes = backend.device.memory_info().ok()?.free_bytes;
         let reserved = backend.calls.reserved(&backend.device).ok()?;
@@ -475,7 +464,7 @@ impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
         Ok(Shortage {
             requested_bytes: self.size_bytes,
             alignment: if self.exponent > 0 { 1 << self.exponent } else { 0 },
-            admitted_bytes: self.backend.counters.in_use_bytes(),
+            admitted_bytes: self.backend.usage.lock().total.in_use_bytes(),
             refusal: limit.map(Refusal::Limit).or(self.refusal),
         })
     }

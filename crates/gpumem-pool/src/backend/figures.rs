@@ -19,18 +19,15 @@ impl Counts {
     }
 }
 
-/// The memory that a backend has reserved from the device, for live blocks and for reuse.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserved {
     pub(crate) current_bytes: u64,
     pub(crate) peak_bytes: u64,
     /// The part of `current_bytes` that the driver refused to free. No block has it, and no trim releases it.
     pub(crate) unfreed_bytes: u64,
-    /// The host memory of the backend's records.
     pub(crate) record_bytes: u64,
     /// The sleeping memory; not part of `current_bytes`.
     pub(crate) asleep_bytes: u64,
-    /// The pinned host memory for the contents of sleeping memory.
     pub(crate) on_host_bytes: u64,
 }
 

@@ -30,10 +30,8 @@ use crate::limits::Limits;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver_pool::{DriverPool, UNBOUNDED};
-use gpumem_device::DeviceError;
-use gpumem_device::internal::PeerDevice;
-use gpumem_device::internal::Verdict;
-use gpumem_device::{Device, Stream};
+use gpumem_device::internal::{PeerDevice, Verdict};
+use gpumem_device::{Device, DeviceError, Stream};
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
@@ -84,7 +82,6 @@ impl NativeAllocator {
         Ok(())
     }
 
-    /// Makes it the device's current pool, which `cuMemAllocAsync` allocates from.
     pub(crate) fn make_current(&self) -> Result<(), DriverError> {
         self.has_been_current.store(true, Ordering::Relaxed);
         self.pool.make_current()
@@ -95,12 +92,10 @@ impl NativeAllocator {
         if self.pool.is_current()? { self.pool.make_default_current() } else { Ok(()) }
     }
 
-    /// True if it is the device's current pool.
     pub(crate) fn is_current(&self) -> Result<bool, DriverError> {
         self.pool.is_current()
     }
 
-    /// The driver's counters.
     pub(crate) fn usage(&self) -> Result<DriverPoolUsage, DriverError> {
         let _entered = self.device.enter_relaxed()?;
         Ok(DriverPoolUsage {
@@ -111,7 +106,6 @@ impl NativeAllocator {
         })
     }
 
-    /// True if it was ever made current, so other libraries may have memory from it.
     pub(crate) fn has_been_current(&self) -> bool {
         self.has_been_current.load(Ordering::Relaxed)
     }
@@ -162,20 +156,20 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
-        if bound_bytes(limit_bytes, self.device.total_bytes()) <= self.pool.max_bytes() {
+        if bound_bytes(limit_bytes, self.device.total_bytes()) <= self.pool.max_bytes {
             return Ok(());
         }
-        Err(PoolError::Unsupported(Unsupported::OnBackend {
-            backend: BackendKind::Native,
-            what: "raise the hard limit that the pool was built with",
-            instead: "`caching` or `none`",
-        }))
+        Err(PoolError::not_on(
+            BackendKind::Native,
+            "raise the hard limit that the pool was built with",
+            "`caching` or `none`",
+        ))
     }
 
     /// A driver pool keeps the bound that it was created with, which is rounded up from the hard limit of that time. Older drivers have no
     /// bound.
     fn is_bounded_by(&self, bytes: u64) -> bool {
-        self.pool.max_bytes() <= bytes
+        self.pool.max_bytes <= bytes
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {
@@ -212,20 +206,16 @@ impl DriverAllocator for NativeAllocator {
 
 /// The error for pinning: the handles of the driver's pool are private to it, and cannot be named.
 pub(super) fn cannot_pin() -> PoolError {
-    PoolError::Unsupported(Unsupported::OnBackend {
-        backend: BackendKind::Native,
-        what: "pin the memory under a block",
-        instead: "`caching` or `none`",
-    })
+    PoolError::not_on(BackendKind::Native, "pin the memory under a block", "`caching` or `none`")
 }
 
 fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
     if kind != MemoryKind::Device {
-        return Err(PoolError::Unsupported(Unsupported::OnBackend {
-            backend: BackendKind::Native,
-            what: "allocate memory that the host can access",
-            instead: "`caching` or `none`",
-        }));
+        return Err(PoolError::not_on(
+            BackendKind::Native,
+            "allocate memory that the host can access",
+            "`caching` or `none`",
+        ));
     }
     let table = device.driver().table();
     let has_pools = match device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED) {
@@ -265,5 +255,4 @@ const CAPTURE_BEGUN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 /// The first version that applies `maxSize`; older drivers ignore the field.
 const MAX_SIZE_SINCE: CudaVersion = CudaVersion(12_020);
 
-/// The growth unit of a driver pool.
 const PIECE_BYTES: u64 = 32 << 20;

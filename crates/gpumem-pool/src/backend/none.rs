@@ -12,11 +12,12 @@ use crate::config::MemoryKind;
 use crate::error::PoolError;
 use crate::figures::ActivityCounters;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{HowFar, Order, PeerDevice, Stamp};
 use gpumem_device::{Device, Stream};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 pub(crate) struct PlainAllocator {
     kind: MemoryKind,
@@ -24,25 +25,18 @@ pub(crate) struct PlainAllocator {
     /// The bytes by which the driver rounds up live blocks of more than [`SMALL_BYTES_MAX`].
     rounding_bytes: AtomicU64,
     /// Frees that failed. They are retried when the pool ends, or by the next call.
-    failed: Mutex<Option<Failed>>,
+    failed: Lock<Vec<(Device, FreeRequest)>>,
     /// True if the next call retries them, because the driver refused some in a host function, where it allows no calls. Each allocation
     /// checks it.
     has_refused: AtomicBool,
 }
 
-#[derive(Debug)]
-struct Failed {
-    device: Device,
-    frees: Vec<FreeRequest>,
-}
-
 impl PlainAllocator {
     pub(super) fn new(kind: MemoryKind, activity: &Arc<ActivityCounters>) -> Self {
         let (activity, rounding_bytes) = (Arc::clone(activity), AtomicU64::new(0));
-        Self { kind, activity, rounding_bytes, failed: Mutex::default(), has_refused: AtomicBool::new(false) }
+        Self { kind, activity, rounding_bytes, failed: Lock::default(), has_refused: AtomicBool::new(false) }
     }
 
-    /// The bytes by which the driver rounds up a block of device memory.
     fn rounding_of(&self, size_bytes: u64) -> u64 {
         if self.kind == MemoryKind::Device && size_bytes > SMALL_BYTES_MAX {
             size_bytes.wrapping_neg() % PAGE_BYTES
@@ -69,12 +63,10 @@ impl PlainAllocator {
 
 impl Drop for PlainAllocator {
     fn drop(&mut self) {
-        let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Failed { device, frees }) = failed {
-            // A drop cannot report a failure. Frees that still fail, for example in a host function, are left to the device.
-            let left: Vec<_> = frees.into_iter().filter(|freed| self.free(&device, freed).is_err()).collect();
-            leave_to(&device, self.kind, left);
-        }
+        let mut failed = core::mem::take(self.failed.get_mut());
+        // A drop cannot report a failure. Frees that still fail, for example in a host function, are left to the device.
+        failed.retain(|(device, freed)| self.free(device, freed).is_err());
+        leave_to(self.kind, failed);
     }
 }
 
@@ -98,9 +90,7 @@ impl DriverAllocator for PlainAllocator {
             self.rounding_bytes.fetch_sub(self.rounding_of(freed.size_bytes), Ordering::Relaxed);
             return Ok(());
         };
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });
-        failed.frees.push(*freed);
+        self.failed.lock().push((device.clone(), *freed));
         if error.is_not_permitted() {
             self.has_refused.store(true, Ordering::Release);
             return Ok(());
@@ -113,12 +103,11 @@ impl DriverAllocator for PlainAllocator {
         if !self.has_refused.swap(false, Ordering::AcqRel) {
             return Ok(false);
         }
-        let taken = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Failed { device, frees }) = taken else { return Ok(false) };
+        let frees = core::mem::take(&mut *self.failed.lock());
         // A free that fails is stored again, and the others are tried.
         let mut swept = Ok(true);
-        for freed in &frees {
-            let released = self.release(&device, freed);
+        for (device, freed) in &frees {
+            let released = self.release(device, freed);
             if released.is_err() {
                 self.has_refused.store(true, Ordering::Release);
             }
@@ -149,21 +138,18 @@ impl DriverAllocator for PlainAllocator {
     }
 }
 
-/// Leaves frees to the device, which calls the driver once their uses are complete.
-fn leave_to(device: &Device, kind: MemoryKind, frees: Vec<FreeRequest>) {
-    if frees.is_empty() {
-        return;
-    }
+fn leave_to(kind: MemoryKind, frees: Vec<(Device, FreeRequest)>) {
+    let Some((device, _)) = frees.first() else { return };
     // Read now: later stamps would cover later work too.
     let stamps = |freed: &FreeRequest| freed.stamps(device.clocks()).collect::<Vec<Stamp>>();
-    let mut frees: Vec<_> = frees.iter().map(|freed| (freed.allocation.address, stamps(freed))).collect();
+    let mut left: Vec<_> = frees.iter().map(|(_, freed)| (freed.allocation.address, stamps(freed))).collect();
     device.maintenance().defer_release(kind == MemoryKind::Host, true, move |driver, clocks, how| {
-        frees.retain(|(address, stamps)| {
+        left.retain(|(address, stamps)| {
             let is_done = how == HowFar::All || stamps.iter().all(|stamp| clocks.is_complete(*stamp));
             // SAFETY: the address came from `acquire`, its only block is gone, and all uses are complete.
             !(is_done && unsafe { plain::release(driver, kind, *address) }.is_ok())
         });
-        frees.is_empty()
+        left.is_empty()
     });
 }
 

@@ -42,18 +42,15 @@ pub(crate) trait Search<T> {
     fn shortage(&self) -> Result<Shortage, PoolError>;
 }
 
-/// The outcome of a rung, of a pass and of the whole climb.
 pub(crate) enum Outcome<T> {
     Found(T),
     /// Memory is short: room may have been made, but not enough.
     Short,
-    /// The rung does not apply.
     Skipped,
 }
 
 #[cfg(feature = "backend-caching")]
 impl<T> Outcome<T> {
-    /// Found, if there is something; otherwise short.
     pub(crate) fn or_short(found: Option<T>) -> Self {
         found.map_or(Self::Short, Self::Found)
     }
@@ -67,7 +64,6 @@ impl<T> Outcome<T> {
     }
 }
 
-/// A request that no rung could serve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     pub(crate) requested_bytes: u64,

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::{OutOfMemory, PoolError};
 use crate::figures::ActivityCounters;
 use crate::limits::Limits;
-use crate::stats::TagCounters;
+use crate::stats::Tags;
 use enum_dispatch::enum_dispatch;
 use gpumem_base::counters::Counters;
 use gpumem_device::internal::PeerDevice;
@@ -60,7 +60,6 @@ pub(crate) trait MemorySource {
     /// device. A further call for the same device changes nothing.
     fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError>;
 
-    /// Pins the physical memory of a live allocation to its addresses.
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;
 
     /// The physical memory under a live allocation, if it can be exported to other processes.
@@ -92,21 +91,17 @@ pub(crate) trait MemorySource {
         0
     }
 
-    /// The counters of live blocks.
     fn counts(&self) -> Counts;
 
     /// The counters of each stream that has live blocks. The entry `None` sums the streams that are gone.
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)>;
 
-    /// Resets the peak counters.
     fn reset_peaks(&self) -> Result<(), PoolError>;
 
-    /// True if the backend keeps memory in plain segments, because virtual memory is unavailable or the configuration requests segments.
     fn has_plain_segments(&self) -> bool {
         false
     }
 
-    /// The reason for plain segments, if virtual memory was wanted.
     fn lack(&self) -> Option<String> {
         None
     }
@@ -136,12 +131,11 @@ pub(crate) trait MemorySource {
     fn reserved(&self) -> Result<Option<Reserved>, PoolError>;
 }
 
-/// Arguments for creating a backend.
 #[derive(Clone, Copy)]
 pub(crate) struct BackendSetup<'a> {
     pub(crate) device: &'a Device,
     pub(crate) config: &'a Config,
     pub(crate) limits: &'a Limits,
-    pub(crate) tags: &'a TagCounters,
+    pub(crate) tags: &'a Tags,
     pub(crate) activity: &'a Arc<ActivityCounters>,
 }

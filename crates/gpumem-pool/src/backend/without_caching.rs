@@ -9,7 +9,6 @@ use gpumem_device::StreamId;
 use gpumem_device::internal::Stamp;
 use gpumem_sys::types::CUdeviceptr;
 
-/// The pool of `caching`: there is none.
 pub(crate) enum CachingPool {}
 
 #[allow(clippy::unused_self, reason = "they have the parameters of the pool that is built in")]
@@ -59,25 +58,19 @@ impl CachingPool {
     }
 }
 
-/// An allocation from the calling thread's cache; `None` on a miss. A stream that the thread has not yet used with this pool
-/// always misses.
 #[inline(always)]
 pub(crate) fn hit(_cache_key: u64, _size_bytes: u64, _fast_path_id: u64) -> Option<Allocation> {
     None
 }
 
-/// A free into the calling thread's cache, for a small block that only the owner stream has used. Returns false if the
-/// cache has no room. Once this returns true, the pool may be gone.
 #[inline(always)]
 pub(crate) fn put_back_small(_cache_key: u64, _: &Allocation, _size_bytes: u64, _: StreamId) -> bool {
     false
 }
 
-/// The calling thread's cache for a stream: none.
 #[derive(Clone, Copy)]
 pub(crate) enum FoundCache {}
 
-/// The calling thread's cache for a block that may have a tag: none.
 #[inline(always)]
 pub(crate) fn find_for_tagged(_cache_key: u64, _: &Allocation, _: StreamId) -> Option<FoundCache> {
     None

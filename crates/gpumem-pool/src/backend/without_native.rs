@@ -3,7 +3,6 @@
 use super::figures::DriverPoolUsage;
 use gpumem_sys::DriverError;
 
-/// The driver's pool of `native`: there is none.
 pub(crate) enum NativeAllocator {}
 
 impl NativeAllocator {

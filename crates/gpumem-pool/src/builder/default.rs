@@ -3,16 +3,15 @@
 use crate::builder::PoolBuilder;
 use crate::error::{PoolError, Unsupported};
 use crate::pool::Pool;
-use gpumem_device::Device;
-use gpumem_device::DeviceError;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::not_forked;
+use gpumem_device::{Device, DeviceError};
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{Driver, fork};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The default pools by ordinal. They live until the process ends, or until one replaces another whose device was reset.
-static DEFAULTS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
+static DEFAULTS: Lock<BTreeMap<u32, Pool>> = Lock::new(BTreeMap::new());
 
 impl Pool {
     /// The default pool of the device with this ordinal: the one that [`Pool::set_default`] has set, otherwise a new pool on
@@ -51,7 +50,9 @@ impl Pool {
         let made = PoolBuilder::from_env(&Device::new(&driver, ordinal)?)?.copied_by_address().build()?;
         match made.set_default() {
             Ok(()) => Ok(made),
-            Err(PoolError::DefaultAlreadySet { .. }) => Ok(defaults().entry(ordinal).or_insert(made).clone()),
+            Err(PoolError::DefaultAlreadySet { .. }) => {
+                Ok(DEFAULTS.lock().entry(ordinal).or_insert(made).clone())
+            }
             Err(error) => Err(error),
         }
     }
@@ -62,7 +63,7 @@ impl Pool {
         if fork::is_child() {
             return None;
         }
-        defaults().get(&ordinal).filter(|pool| !pool.device().is_reset()).cloned()
+        DEFAULTS.lock().get(&ordinal).filter(|pool| !pool.device().is_reset()).cloned()
     }
 
     /// Makes this pool the default pool of its device's ordinal, which [`Pool::for_device`] returns. It can be set once in a
@@ -104,20 +105,20 @@ impl Pool {
     pub fn set_default(&self) -> Result<(), PoolError> {
         not_forked()?;
         // Held during the driver calls: of two pools that become default pools at the same time, the later one finds the other.
-        static CHANGE: Mutex<()> = Mutex::new(());
-        let _change = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+        static CHANGE: Lock<()> = Lock::new(());
+        let _change = CHANGE.lock();
         let ordinal = self.device().ordinal();
         if Self::default_of(ordinal).is_some() {
             return Err(PoolError::DefaultAlreadySet { ordinal });
         }
-        let mut others: Vec<Self> = defaults().values().cloned().collect();
+        let mut others: Vec<Self> = DEFAULTS.lock().values().cloned().collect();
         others.retain(|other| !other.device().is_reset());
         for other in &others {
             open(self, other)?;
             open(other, self)?;
         }
         // Dropped outside the lock, because that takes other locks.
-        let _former = defaults().insert(ordinal, self.clone());
+        let _former = DEFAULTS.lock().insert(ordinal, self.clone());
         Ok(())
     }
 }
@@ -142,8 +143,4 @@ fn open(pool: &Pool, other: &Pool) -> Result<(), PoolError> {
         }
         opened => opened,
     }
-}
-
-fn defaults() -> MutexGuard<'static, BTreeMap<u32, Pool>> {
-    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
 }

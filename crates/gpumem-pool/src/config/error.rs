@@ -69,13 +69,11 @@ pub enum ConfigError {
 debug_is_display!(ConfigError);
 
 impl ConfigError {
-    /// A value that is not valid for an option.
     pub(crate) fn bad_value(key: &'static str, value: &str, place: String, expected: &'static str) -> Self {
         Self::BadValue { key, value: value.into(), place, expected }
     }
 }
 
-/// The forms of a limit in text.
 pub(crate) const LIMIT_FORMS: &str = "bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%) or of its free memory (50%free)";
 
 fn did_you_mean(nearest: &Option<&'static str>) -> String {

@@ -48,7 +48,7 @@ impl Interface {
         while let Some(letter) = rest.chars().next() {
             let is_word_start = !translated.ends_with(is_of_a_name);
             let found = NAMES.iter().filter(|_| is_word_start && self != Self::Rust).find_map(|names| {
-                let after = rest.strip_prefix(names.rust)?;
+                let after = rest.strip_prefix(names[0])?;
                 (!after.starts_with(is_of_a_name)).then_some((names, after))
             });
             match found {
@@ -65,70 +65,57 @@ impl Interface {
         translated
     }
 
-    fn name(self, names: &InterfaceNames) -> String {
+    fn name(self, [rust, c, python]: &[&str; 3]) -> String {
         let (create, pool) = match self {
-            Self::Rust => return names.rust.into(),
-            Self::C => return names.c.into(),
+            Self::Rust => return (*rust).into(),
+            Self::C => return (*c).into(),
             Self::Python => ("gpumem.Pool", "Pool"),
             Self::PyTorch => ("gpumem.torch.install", "gpumem.torch.memory_pool()"),
             Self::CuPy => ("gpumem.cupy.install", "gpumem.cupy.memory_pool()"),
             Self::Rmm => ("gpumem.rmm.install", "gpumem.rmm.memory_pool()"),
         };
-        names.python.replace("{create}", create).replace("{pool}", pool)
+        python.replace("{create}", create).replace("{pool}", pool)
     }
 }
 
-/// A letter of a path or an identifier.
 fn is_of_a_name(letter: char) -> bool {
     letter.is_alphanumeric() || matches!(letter, '_' | ':')
 }
 
-/// A function or an option, by interface.
-struct InterfaceNames {
-    /// The name in the texts of this workspace.
-    rust: &'static str,
-    c: &'static str,
-    /// `{create}` is what creates the pool, and `{pool}` the pool.
-    python: &'static str,
-}
-
-const fn names(rust: &'static str, c: &'static str, python: &'static str) -> InterfaceNames {
-    InterfaceNames { rust, c, python }
-}
-
-/// Phrases before the names that they contain.
+/// In Rust, as in the texts of this workspace, in C and in Python, where `{create}` is what creates the pool, and `{pool}` the pool. Phrases
+/// before the names that they contain.
 #[rustfmt::skip]
-const NAMES: &[InterfaceNames] = &[
-    names("PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit",
-        "gpumem_pool_options.hard_limit_bytes or gpumem_pool_set_hard_limit", "hard_limit= of {create} or {pool}.set_hard_limit"),
-    names("PoolBuilder::hard_limit", "gpumem_pool_options.hard_limit_bytes", "hard_limit= of {create}"),
-    names("PoolBuilder::conf", "gpumem_pool_options.conf", "conf= of {create}"),
-    names("PoolBuilder::backend", "`backend` in gpumem_pool_options.conf", "`backend` in conf= of {create}"),
-    names("PoolBuilder::profile", "`profile` in gpumem_pool_options.conf", "`profile` in conf= of {create}"),
-    names("call Pool::set_default before anything calls Pool::for_device, or use Pool::for_device",
+const NAMES: &[[&str; 3]] = &[
+    ["PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit",
+        "gpumem_pool_options.hard_limit_bytes or gpumem_pool_set_hard_limit", "hard_limit= of {create} or {pool}.set_hard_limit"],
+    ["PoolBuilder::hard_limit", "gpumem_pool_options.hard_limit_bytes", "hard_limit= of {create}"],
+    ["PoolBuilder::conf", "gpumem_pool_options.conf", "conf= of {create}"],
+    ["PoolBuilder::backend", "`backend` in gpumem_pool_options.conf", "`backend` in conf= of {create}"],
+    ["PoolBuilder::profile", "`profile` in gpumem_pool_options.conf", "`profile` in conf= of {create}"],
+    ["call Pool::set_default before anything calls Pool::for_device, or use Pool::for_device",
         "call gpumem_pool_set_default before anything calls gpumem_pool_for_device, or use gpumem_pool_for_device",
-        "pass the options to the first of gpumem's allocators in this process, or change the pool with {pool}"),
-    names("Pool::set_hard_limit", "gpumem_pool_set_hard_limit", "{pool}.set_hard_limit"),
-    names("Pool::private", "gpumem_pool_part", "{pool}.part"),
-    names("Pool::part", "gpumem_pool_part", "{pool}.part"),
-    names("Pool::scope", "gpumem_scope_begin", "{pool}.scope"),
-    names("Pool::sleep with Keep::OnHost", "gpumem_pool_sleep with GPUMEM_KEEP_ON_HOST", "{pool}.sleep(keep=\"host\")"),
-    names("Pool::wake", "gpumem_pool_wake", "{pool}.wake"),
-    names("Keep::OnHost or Keep::Nothing", "GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING", "\"host\" or \"nothing\""),
-    names("Device::synchronize", "gpumem_pool_reclaim", "{pool}.reclaim"),
-    names("drop graphs that are no longer launched (Graph, GraphExec)",
-        "destroy graphs that are no longer launched (gpumem_captures_destroy)", "drop graphs that are no longer launched"),
-    names("call ForeignCaptures::expect before the capture begins, or name the stream after the capture ends",
+        "pass the options to the first of gpumem's allocators in this process, or change the pool with {pool}"],
+    ["Pool::set_hard_limit", "gpumem_pool_set_hard_limit", "{pool}.set_hard_limit"],
+    ["Pool::private", "gpumem_pool_part", "{pool}.part"],
+    ["Pool::part", "gpumem_pool_part", "{pool}.part"],
+    ["Pool::scope", "gpumem_scope_begin", "{pool}.scope"],
+    ["Pool::sleep with Keep::OnHost", "gpumem_pool_sleep with GPUMEM_KEEP_ON_HOST", "{pool}.sleep(keep=\"host\")"],
+    ["Pool::wake", "gpumem_pool_wake", "{pool}.wake"],
+    ["Keep::OnHost or Keep::Nothing", "GPUMEM_KEEP_ON_HOST or GPUMEM_KEEP_NOTHING", "\"host\" or \"nothing\""],
+    ["Device::synchronize", "gpumem_pool_reclaim", "{pool}.reclaim"],
+    ["drop graphs that are no longer launched (Graph, GraphExec)",
+        "destroy graphs that are no longer launched (gpumem_captures_destroy)", "drop graphs that are no longer launched"],
+    ["call ForeignCaptures::expect before the capture begins, or name the stream after the capture ends",
         "allocate before the capture begins, or announce it with gpumem_captures_expect before it begins and gpumem_captures_add before \
          each allocation in it",
-        "allocate before the capture begins, or after it ends"),
-    names("Stream::new", "gpumem_stream_create", "Pool.stream"),
-    names("Stream::from_raw_long_lived", "gpumem_stream_long_lived", "Pool.long_lived"),
-    names("set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)", SIMULATOR, SIMULATOR),
-    names("which `gpumem_sys::Driver::from_env` does not include; call `gpumem_sim::from_env` (crate gpumem-sim) instead",
-        NO_SIMULATOR, NO_SIMULATOR),
+        "allocate before the capture begins, or after it ends"],
+    ["Stream::new", "gpumem_stream_create", "Pool.stream"],
+    ["Stream::from_raw_long_lived", "gpumem_stream_long_lived", "Pool.long_lived"],
+    ["set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)", SIMULATOR, SIMULATOR],
+    ["which `gpumem_sys::Driver::from_env` does not include; call `gpumem_sim::from_env` (crate gpumem-sim) instead",
+        NO_SIMULATOR, NO_SIMULATOR],
     // Of the C interface, which the Python package calls.
-    names("set trace_path when you create it", "set trace_path when you create it", "set trace= of {create}"),
+    ["set trace_path when you create it", "set trace_path when you create it", "set trace= of {create}"],
 ];
 
 const SIMULATOR: &str =
@@ -222,10 +209,10 @@ mod tests {
     /// A report that names the pool's interface passes through another one.
     #[test]
     fn a_translated_text_is_final() {
-        for names in NAMES.iter().filter(|names| names.rust != names.c) {
+        for [rust, ..] in NAMES.iter().filter(|[rust, c, _]| rust != c) {
             for (first, second) in OTHERS.into_iter().flat_map(|first| OTHERS.map(|second| (first, second))) {
-                let once = first.translate(names.rust);
-                assert_ne!(once, names.rust);
+                let once = first.translate(rust);
+                assert_ne!(once, *rust);
                 assert_eq!(second.translate(&once), once);
             }
         }

@@ -159,7 +159,6 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The prefixes of the binary units, smallest first.
 const PREFIXES: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
 
 #[cfg(test)]

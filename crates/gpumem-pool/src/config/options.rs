@@ -5,8 +5,8 @@
 //! ```
 //!
 //! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the value in [`Config`].
-//! With `setter(Type), variable "GPUMEM_…"` it also generates a method of [`PoolBuilder`](crate::PoolBuilder) and an environment variable;
-//! with `only variable "GPUMEM_…"`, just the variable. Marks stand before `=>`. `preset`: profiles set the option, and
+//! With `setter(Type)` it also generates a method of [`PoolBuilder`](crate::PoolBuilder), and with `variable "GPUMEM_…"` an environment
+//! variable. Marks stand before `=>`. `preset`: profiles set the option, and
 //! [`Profile::options`] lists it. `hidden`: the option is for benches, and its text is on the hidden page [`tuning_options`].
 
 use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, SEGMENTS, VIRTUAL};
@@ -21,7 +21,6 @@ use gpumem_sys::env::Variable;
 /// A given value, and the name under which it was given: a key, or an environment variable.
 pub(crate) type Given<T> = Option<(T, &'static str)>;
 
-/// A name in the table.
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) expected: &'static str,
@@ -93,7 +92,6 @@ macro_rules! item {
     ([$(preset)?] $($text:expr),+) => { "" };
 }
 
-/// Lists a value that profiles preset.
 macro_rules! list_preset {
     ([preset $(hidden)?] $items:ident, $name:ident, $parser:ident($value:expr)) => {
         $items.push(format!("{}:{}", stringify!($name), render::$parser(&$value)));
@@ -101,7 +99,6 @@ macro_rules! list_preset {
     ([$(hidden)?] $($rest:tt)*) => {};
 }
 
-/// The value of a setter's argument.
 macro_rules! value_of {
     ($value:ident) => {
         Ok::<_, ConfigError>($value.into())
@@ -112,13 +109,30 @@ macro_rules! value_of {
 }
 pub(crate) use value_of;
 
+macro_rules! setter {
+    ($name:ident(), $text:literal, $values:expr) => {};
+    ($name:ident($argument:ty $(, $convert:ident)?), $text:literal, $values:expr) => {
+        #[doc = concat!("Sets the option `", stringify!($name), "`: ", $text, ".")]
+        ///
+        #[doc = $values]
+        pub fn $name(mut self, value: $argument) -> Self {
+            match value_of!(value $(, $convert)?) {
+                Ok(value) => self.options.$name = Some((value, stringify!($name))),
+                Err(mistake) => self.mistake = self.mistake.or(Some(mistake)),
+            }
+            self
+        }
+    };
+}
+pub(crate) use setter;
+
 macro_rules! options {
     (
         $(#[$before:meta])*
         table {$(
             $name:ident: $type:ty = $parser:ident($expected:literal $(, mistake $shown:expr)?)
-                default $default:literal $($mark:ident)* => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?), variable $variable:literal)?
-                $(, only variable $only:literal)?: $text:literal;
+                default $default:literal $($mark:ident)* => $($place:ident).+ on $scope:ident $(, setter($argument:ty $(=> $convert:ident)?))?
+                $(, variable $variable:literal)?: $text:literal;
         )+}
         other names {$(
             $alias:ident for $option:ident = $alias_parser:ident($alias_expected:literal): $alias_text:literal;
@@ -131,7 +145,6 @@ macro_rules! options {
         pub(crate) struct Options { $(pub(crate) $name: Given<$type>,)+ }
 
         impl Options {
-            /// Replaces the options that `later` has.
             pub(crate) fn update(&mut self, later: Self) {
                 $(self.$name = later.$name.or(self.$name.take());)+
             }
@@ -146,7 +159,6 @@ macro_rules! options {
                 self
             }
 
-            /// The options as `key:value,…`.
             pub(crate) fn text(&self) -> String {
                 let mut items = Vec::new();
                 $(items.extend(self.$name.as_ref().map(|(value, _)| {
@@ -166,7 +178,7 @@ macro_rules! options {
         pub(crate) const KEYS: &[Key] = &[
             $(key!(
                 $name sets $name = $parser(expected!($expected $(, $shown)?)), $default, $scope, [$($mark)*],
-                $($variable)? $($only)?
+                $($variable)?
             ),)+
             $(key!($alias sets $option = $alias_parser($alias_expected), "", ALL, [],),)+
         ];
@@ -194,10 +206,6 @@ macro_rules! options {
             $($(Variable {
                 name: $variable,
                 meaning: concat!($expected, "; default ", $default, ": ", $text),
-            },)?
-            $(Variable {
-                name: $only,
-                meaning: concat!($expected, "; default ", $default, ": ", $text),
             },)?)+
             Variable {
                 name: "GPUMEM_CONF",
@@ -221,18 +229,10 @@ macro_rules! options {
         /// returns the first mistake.
         macro_rules! setters {
             () => {
-                $($(
-                    #[doc = concat!("Sets the option `", stringify!($name), "`: ", $text, ".")]
-                    ///
-                    #[doc = concat!("In text: ", $expected, ". Default: ", $default, ". Variable: `", $variable, "`.")]
-                    pub fn $name(mut self, value: $argument) -> Self {
-                        match value_of!(value $(, $convert)?) {
-                            Ok(value) => self.options.$name = Some((value, stringify!($name))),
-                            Err(mistake) => self.mistake = self.mistake.or(Some(mistake)),
-                        }
-                        self
-                    }
-                )?)+
+                $(setter!(
+                    $name($($argument $(, $convert)?)?), $text,
+                    concat!("In text: ", $expected, ". Default: ", $default, "." $(, " Variable: `", $variable, "`.")?)
+                );)+
             };
         }
         pub(crate) use setters;
@@ -326,7 +326,7 @@ options! {
          [`Device`] together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
          and forth, and a program that uses them all at once may stall. A block may be larger than the device";
     peers: PeerOption = named("`none`, `all`, an ordinal (1), or a list of them (`[0,1]`)") default "`none`"
-        => peers on ALL, only variable "GPUMEM_PEERS":
+        => peers on ALL, variable "GPUMEM_PEERS":
         "the other devices that may use the memory: `all` that have a link, or these, which must have one; see \
          `Pool::enable_peer_access`. Each growth costs access calls for all of them, whether or not the program uses them; no context is created for them, except with the backend `none` and over plain segments";
     expandable_segments: bool = boolean("`true` or `false`") default "`true` where the driver maps memory"

@@ -8,7 +8,6 @@ use crate::config::options::{KEYS, Key, Options};
 use gpumem_sys::env;
 
 impl Options {
-    /// The options of `key:value,…`.
     pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut options = Self::default();
         for item in items(text).map(str::trim).filter(|item| !item.is_empty()) {

@@ -11,7 +11,6 @@ use std::sync::Arc;
 pub struct PoolId(u64);
 
 impl PoolId {
-    /// Returns a new identity.
     pub(crate) fn next() -> Self {
         static POOL_COUNT: AtomicU64 = AtomicU64::new(0);
         Self(POOL_COUNT.fetch_add(1, Ordering::Relaxed) + 1)
@@ -32,13 +31,12 @@ impl fmt::Display for PoolId {
 /// parent's: `training/cache`.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolName {
-    id: PoolId,
+    pub(crate) id: PoolId,
     name: Arc<str>,
-    is_given: bool,
+    pub(crate) is_given: bool,
 }
 
 impl PoolName {
-    /// Names a new pool.
     pub(crate) fn new(given: Option<&str>, parent: Option<&Self>) -> Self {
         let id = PoolId::next();
         let own = given.map_or_else(|| id.number().to_string(), |name| Shown::whole(name).to_string());
@@ -47,21 +45,12 @@ impl PoolName {
         Self { id, name: name.into(), is_given }
     }
 
-    pub(crate) fn id(&self) -> PoolId {
-        self.id
-    }
-
     pub(crate) fn as_str(&self) -> &str {
         &self.name
     }
 
     pub(crate) fn shared(&self) -> &Arc<str> {
         &self.name
-    }
-
-    /// True if the program named the pool or its parent.
-    pub(crate) fn is_given(&self) -> bool {
-        self.is_given
     }
 }
 
@@ -72,12 +61,12 @@ mod tests {
     #[test]
     fn a_pool_without_a_name_has_its_number() {
         let plain = PoolName::new(None, None);
-        assert_eq!((plain.as_str(), plain.is_given()), (&*plain.id().number().to_string(), false));
+        assert_eq!((plain.as_str(), plain.is_given), (&*plain.id.number().to_string(), false));
         let private = PoolName::new(None, Some(&plain));
-        assert_eq!(private.as_str(), format!("{}/{}", plain.id().number(), private.id().number()));
-        assert!(!private.is_given());
+        assert_eq!(private.as_str(), format!("{}/{}", plain.id.number(), private.id.number()));
+        assert!(!private.is_given);
         let named = PoolName::new(Some("a\nb"), None);
         assert_eq!((named.as_str(), PoolName::new(Some("c"), Some(&named)).as_str()), ("a\\nb", "a\\nb/c"));
-        assert!(PoolName::new(None, Some(&named)).is_given());
+        assert!(PoolName::new(None, Some(&named)).is_given);
     }
 }

@@ -1,6 +1,5 @@
 //! Text forms: the names of enums, and times.
 
-/// Serialises a time in seconds.
 #[cfg(feature = "serde")]
 pub(crate) fn seconds<S: serde::Serializer>(
     time: &core::time::Duration,

@@ -17,7 +17,6 @@ pub(super) fn limit(text: &str) -> Parsed<Limit> {
     text.trim().parse().map_err(|_| beyond_whole(text).into())
 }
 
-/// A name of an enum.
 pub(crate) fn named<T: FromStr>(text: &str) -> Parsed<T> {
     parsed(text, |_| true)
 }
@@ -39,12 +38,10 @@ pub(super) fn no_caching(text: &str) -> Parsed<BackendKind> {
     boolean(text)?.then_some(BackendKind::None).ok_or_else(String::new)
 }
 
-/// A number between 0 and 1.
 pub(super) fn share(text: &str) -> Parsed<f64> {
     parsed(text, |share| *share > 0.0 && *share < 1.0)
 }
 
-/// A share of the device's memory as a number.
 pub(super) fn fraction(text: &str) -> Parsed<Limit> {
     parsed(text, |share| *share > 0.0 && *share <= 1.0).map(|share: f64| Limit::Percent(100.0 * share))
 }
@@ -56,7 +53,6 @@ pub(super) fn byte_count(text: &str) -> Parsed<u64> {
     }
 }
 
-/// The size of a handle, in pages of 2 MiB.
 pub(super) fn handle_pages(text: &str) -> Parsed<u32> {
     Ok((byte_count(text)? >> 21).clamp(1, 64) as u32)
 }
@@ -75,7 +71,6 @@ pub(super) fn microseconds(text: &str) -> Parsed<Duration> {
     Ok(Duration::from_micros(named(text)?).min(DURATION_MAX))
 }
 
-/// The number of steps per power of two.
 pub(super) fn divisions(text: &str) -> Parsed<u32> {
     parsed(text, |divisor: &u32| *divisor == 0 || divisor.is_power_of_two() && *divisor <= 64)
 }

@@ -182,12 +182,10 @@ pub(crate) struct LimitExceeded {
 /// The properties of the refusing pool that determine the advice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolFacts {
-    /// The names that the advice uses.
     pub(crate) interface: Interface,
     pub(crate) backend: Option<BackendKind>,
     /// True if idle memory can be remapped.
     pub(crate) can_map: bool,
-    /// The pool of the limit that refused.
     pub(crate) limit_owner: Option<PoolId>,
     /// True if the limit belongs to a pool that this one is private to.
     pub(crate) is_parent_limit: bool,
@@ -330,5 +328,4 @@ pub(super) fn list_fallbacks(refusals: &[String], f: &mut fmt::Formatter<'_>) ->
         .try_for_each(|refusal| write!(f, "\n  the fallback refused too: {}", Shown::sentence(refusal)))
 }
 
-/// At most this many unfinished streams are listed; the others are counted.
 const UNFINISHED_SHOWN: usize = 4;

@@ -4,12 +4,10 @@ use super::{LimitExceeded, PoolError};
 use gpumem_device::internal::Verdict;
 use gpumem_sys::DriverError;
 
-/// The reason why memory could not be reserved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Refusal {
     /// A limit refused it, and the driver was not called.
     Limit(LimitExceeded),
-    /// A driver call failed.
     Driver(DriverError),
 }
 
@@ -26,7 +24,6 @@ impl Refusal {
         }
     }
 
-    /// Returns the limit that refused.
     pub(crate) fn limit(self) -> Option<LimitExceeded> {
         match self {
             Self::Limit(limit) => Some(limit),

@@ -12,7 +12,6 @@ impl Requested {
         self.0 >= 1 << 49
     }
 
-    /// The cause and the action for such a size, as a sentence.
     pub(crate) fn miscomputed(&self) -> String {
         let signed = match self.0.cast_signed() {
             signed @ ..0 => format!(", and as a signed number they are {signed}"),

@@ -5,11 +5,10 @@ use super::figures;
 use crate::config::seconds;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_device::Bytes;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// The type of a counted figure, and its value.
 macro_rules! value {
     (time) => {
         Duration
@@ -25,7 +24,6 @@ macro_rules! value {
     };
 }
 
-/// A counted figure in a text.
 macro_rules! shown {
     (bytes, $value:expr) => {
         Bytes($value)
@@ -89,7 +87,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct ActivityCounters {
             $(pub(crate) $name: Tally,)+
-            steps: Mutex<Vec<StepCounters>>,
+            steps: Lock<Vec<StepCounters>>,
         }
 
         impl ActivityCounters {
@@ -97,7 +95,7 @@ macro_rules! counters {
             pub(crate) fn read(&self) -> PoolCounters {
                 PoolCounters {
                     $($name: value!($unit, self.$name.0.load(Ordering::Relaxed)),)+
-                    steps: self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+                    steps: self.steps.lock().clone(),
                 }
             }
         }
@@ -132,7 +130,6 @@ impl Tally {
     }
 }
 
-/// Counts and times `work`.
 fn timed<R>(count: &Tally, time: &Tally, work: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = work();
@@ -142,19 +139,16 @@ fn timed<R>(count: &Tally, time: &Tally, work: impl FnOnce() -> R) -> R {
 }
 
 impl ActivityCounters {
-    /// Counts and times `call`, a call of the driver for memory.
     pub(crate) fn driver_call<R>(&self, call: impl FnOnce() -> R) -> R {
         timed(&self.driver_call_count, &self.driver_call_time, call)
     }
 
-    /// Counts and times `wait`, in which the host waits for the device.
     pub(crate) fn host_wait<R>(&self, wait: impl FnOnce() -> R) -> R {
         timed(&self.host_wait_count, &self.host_wait_time, wait)
     }
 
-    /// Adds the steps of a request.
     pub(crate) fn add_steps(&self, of_request: impl Iterator<Item = StepCounters>) {
-        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut steps = self.steps.lock();
         for StepCounters { name, gained_bytes, served_count, took } in of_request {
             match steps.iter_mut().find(|step| step.name == name) {
                 None => steps.push(StepCounters { name, gained_bytes, served_count, took }),

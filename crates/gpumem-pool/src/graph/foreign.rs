@@ -5,14 +5,11 @@ use crate::error::PoolError;
 use crate::pool::GraphMemory;
 use core::fmt;
 use core::time::Duration;
-use gpumem_device::internal::close_for_end;
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::run_again;
-use gpumem_device::internal::{CapturePart, StreamIndex};
-use gpumem_device::{CaptureError, DeviceError};
-use gpumem_device::{CaptureModeGuard, Device, Stream};
+use gpumem_base::sync::Lock;
+use gpumem_device::internal::{CapturePart, StreamIndex, close_for_end, not_forked, run_again};
+use gpumem_device::{CaptureError, CaptureModeGuard, Device, DeviceError, Stream};
 use gpumem_sys::fork;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The memory of captures that another library, such as PyTorch, begins and ends with the driver alone.
@@ -49,7 +46,7 @@ use std::time::Instant;
 pub struct ForeignCaptures {
     device: Device,
     memory: Arc<GraphMemory>,
-    state: Mutex<ForeignState>,
+    state: Lock<ForeignState>,
 }
 
 #[derive(Default)]
@@ -70,7 +67,7 @@ impl ForeignCaptures {
     pub fn expect(device: &Device) -> Self {
         device.clocks().captures().announce();
         let memory = GraphMemory::of(device.clocks());
-        Self { device: device.clone(), memory, state: Mutex::default() }
+        Self { device: device.clone(), memory, state: Lock::default() }
     }
 
     /// Announces further captures, after [`ForeignCaptures::end`]. Before the end it has no effect.
@@ -78,7 +75,7 @@ impl ForeignCaptures {
         if fork::is_child() {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if core::mem::replace(&mut state.has_ended, false) {
             self.device.clocks().captures().announce();
         }
@@ -99,7 +96,7 @@ impl ForeignCaptures {
         if *stream.device() != self.device {
             return Err(self.device.mismatch(stream.device()).into());
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.has_ended {
             return Ok(false);
         }
@@ -136,7 +133,7 @@ impl ForeignCaptures {
     /// - [`DeviceError::Driver`] or [`DeviceError::DeviceLost`] if a driver call fails.
     pub fn end(&self) -> Result<(), PoolError> {
         not_forked()?;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (clocks, captures) = (self.device.clocks(), self.device.clocks().captures());
         let (mut result, mut is_waiting) = (Ok(()), state.is_waiting || !state.has_ended);
         for (hold, origin) in &state.found {
@@ -188,10 +185,6 @@ impl ForeignCaptures {
     fn hold(&self, graph: u64) -> Hold {
         Hold { device: self.device.clone(), memory: Arc::clone(&self.memory), graph }
     }
-
-    fn lock(&self) -> MutexGuard<'_, ForeignState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ForeignCaptures {
@@ -203,7 +196,7 @@ impl Drop for ForeignCaptures {
         // A drop cannot report an error; nothing runs any more on a device that is lost.
         let _ = self.end();
         // While another capture is active, the driver refuses a wait for the device, so every known stream is waited for instead.
-        if !self.lock().found.is_empty() && self.device.synchronize().is_err() {
+        if !self.state.lock().found.is_empty() && self.device.synchronize().is_err() {
             let _ = self.device.clocks().finish_everything(self.device.primary());
         }
     }
@@ -211,7 +204,7 @@ impl Drop for ForeignCaptures {
 
 impl fmt::Debug for ForeignCaptures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
+        let state = self.state.lock();
         f.debug_struct("ForeignCaptures")
             .field("device", &self.device.ordinal())
             .field("has_ended", &state.has_ended)

@@ -5,27 +5,22 @@ use crate::error::LimitExceeded;
 use crate::limits::{DeviceBudget, LimitNode, Limits};
 use std::sync::Arc;
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Admission {
     node: Arc<LimitNode>,
     budget: Arc<DeviceBudget>,
-    kind: MemoryKind,
+    pub(crate) kind: MemoryKind,
     oversubscribes: bool,
 }
 
 impl Admission {
     pub(crate) fn new(config: &Config, limits: &Limits, budget: &Arc<DeviceBudget>) -> Self {
         Self {
-            node: Arc::clone(limits.node()),
+            node: Arc::clone(&limits.node),
             budget: Arc::clone(budget),
             kind: config.kind,
             oversubscribes: config.oversubscribes,
         }
-    }
-
-    /// The kind of memory that is counted.
-    pub(crate) fn kind(&self) -> MemoryKind {
-        self.kind
     }
 
     /// Counts the bytes as held, or returns the limit that refuses.
@@ -34,13 +29,11 @@ impl Admission {
         self.node.admit(size_bytes).inspect_err(|_| self.budget.give_back(self.kind, size_bytes))
     }
 
-    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.budget.give_back(self.kind, size_bytes);
         self.node.give_back(size_bytes);
     }
 
-    /// The bytes that may still be admitted.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn room_bytes(&self) -> u64 {
         let family_bytes = self.node.room_bytes();
@@ -51,7 +44,6 @@ impl Admission {
         }
     }
 
-    /// The limit that this many further bytes would exceed, if any.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
         let budget = || self.budget.limit_exceeded_by(self.kind, size_bytes).filter(|_| !self.oversubscribes);

@@ -10,7 +10,6 @@
 
 use crate::config::MemoryKind;
 use crate::error::{LimitExceeded, RefusedBy};
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_device::Device;
 use gpumem_device::internal::host;
@@ -27,18 +26,7 @@ pub(crate) struct DeviceBudget {
 /// The memory that the system can still give to an integrated device; `None` if the system does not report it.
 pub(crate) type Available = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
-impl fmt::Debug for DeviceBudget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBudget")
-            .field("most_bytes", &self.most_bytes)
-            .field("device_bytes", &self.device_bytes)
-            .field("unified_bytes", &self.unified_bytes)
-            .finish_non_exhaustive()
-    }
-}
-
 impl DeviceBudget {
-    /// The memory held by the device's pools.
     pub(crate) fn on(device: &Device) -> Arc<Self> {
         device.extension(|| {
             let (driver, ordinal) = (device.driver().clone(), device.ordinal());
@@ -82,7 +70,6 @@ impl DeviceBudget {
         }
     }
 
-    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, kind: MemoryKind, size_bytes: u64) {
         if let Some(own) = self.of(kind) {
             own.fetch_sub(size_bytes, Ordering::SeqCst);
@@ -118,13 +105,11 @@ impl DeviceBudget {
         (!has_room).then(|| self.margin(kind))
     }
 
-    /// The device and unified memory that all pools hold.
     pub(crate) fn held_bytes(&self) -> u64 {
         let unified_bytes = self.unified_bytes.load(Ordering::SeqCst);
         self.device_bytes.load(Ordering::SeqCst).saturating_add(unified_bytes)
     }
 
-    /// The device memory that all pools hold.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.device_bytes.load(Ordering::SeqCst)
     }

@@ -7,36 +7,22 @@
 use crate::config::{PoolId, PoolName};
 use crate::error::{LimitExceeded, RefusedBy};
 #[cfg(feature = "backend-caching")]
-use crate::limits::trimmable::{Trimmable, Trimmables};
-use core::fmt;
+use crate::limits::trimmable::{Trimmable, WeakList};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_sys::text::Shown;
 use std::sync::Arc;
 #[cfg(feature = "backend-caching")]
 use std::sync::Weak;
 
 pub(crate) struct LimitNode {
-    name: PoolName,
+    pub(crate) name: PoolName,
     /// `u64::MAX` means no limit.
     limit_bytes: AtomicU64,
-    /// True if the limit was ever set below the held bytes.
     was_lowered: AtomicBool,
     held_bytes: AtomicU64,
     parent: Option<Arc<LimitNode>>,
     /// The pools that cache memory; used in the topmost node only.
     #[cfg(feature = "backend-caching")]
-    trimmables: Trimmables,
-}
-
-impl fmt::Debug for LimitNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitNode")
-            .field("pool", &Shown::name(self.name.as_str()))
-            .field("limit_bytes", &self.limit_bytes)
-            .field("held_bytes", &self.held_bytes)
-            .field("parent", &self.parent)
-            .finish_non_exhaustive()
-    }
+    trimmables: WeakList<dyn Trimmable>,
 }
 
 impl LimitNode {
@@ -48,7 +34,7 @@ impl LimitNode {
             held_bytes: AtomicU64::new(0),
             parent,
             #[cfg(feature = "backend-caching")]
-            trimmables: Trimmables::default(),
+            trimmables: WeakList::new(),
         })
     }
 
@@ -70,12 +56,10 @@ impl LimitNode {
         })
     }
 
-    /// The bytes that the pool and its private pools hold.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// The limit of this node.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::SeqCst)
     }
@@ -105,7 +89,6 @@ impl LimitNode {
         held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
     }
 
-    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         if let Some(parent) = &self.parent {
@@ -113,7 +96,6 @@ impl LimitNode {
         }
     }
 
-    /// The bytes that may still be admitted.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn room_bytes(&self) -> u64 {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
@@ -127,7 +109,6 @@ impl LimitNode {
         self.parent.as_ref().is_none_or(|parent| parent.room_bytes() < own_bytes)
     }
 
-    /// The limit that this many further bytes would exceed, if any.
     pub(crate) fn limit_exceeded_by(&self, size_bytes: u64) -> Option<LimitExceeded> {
         if self.is_exceeded_by(size_bytes) {
             Some(self.exceeded_at(self.held_bytes.load(Ordering::Relaxed)))
@@ -136,20 +117,14 @@ impl LimitNode {
         }
     }
 
-    /// The refusal of this limit at a number of held bytes.
     pub(crate) fn exceeded_at(&self, held_bytes: u64) -> LimitExceeded {
         let by = if self.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
-        LimitExceeded { by, owner: Some(self.name.id()), limit_bytes: self.limit_bytes(), held_bytes }
-    }
-
-    /// The pool of this node.
-    pub(crate) fn name(&self) -> &PoolName {
-        &self.name
+        LimitExceeded { by, owner: Some(self.name.id), limit_bytes: self.limit_bytes(), held_bytes }
     }
 
     /// This node, or the node above it, whose limit belongs to the pool `owner`.
     pub(crate) fn of(&self, owner: PoolId) -> Option<&Self> {
-        if self.name.id() == owner { Some(self) } else { self.parent.as_ref()?.of(owner) }
+        if self.name.id == owner { Some(self) } else { self.parent.as_ref()?.of(owner) }
     }
 
     pub(crate) fn parent(&self) -> Option<&Arc<Self>> {
@@ -169,7 +144,6 @@ impl LimitNode {
         self.trimmables.add(member);
     }
 
-    /// All pools under the topmost node.
     #[cfg(feature = "backend-caching")]
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         match &self.parent {
@@ -189,7 +163,7 @@ mod tests {
 
     fn refusal(of: &LimitNode, held_bytes: u64) -> LimitExceeded {
         let by = if of.parent.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
-        LimitExceeded { by, owner: Some(of.name.id()), limit_bytes: of.limit_bytes(), held_bytes }
+        LimitExceeded { by, owner: Some(of.name.id), limit_bytes: of.limit_bytes(), held_bytes }
     }
 
     #[test]

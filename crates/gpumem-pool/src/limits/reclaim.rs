@@ -11,15 +11,15 @@
 
 use crate::config::MemoryKind;
 use core::cell::Cell;
-use core::fmt;
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
 use gpumem_device::internal::{ReentrancyGuard, catch_panic};
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::time::Instant;
 
 /// Reclaim callbacks of a holder of device memory. They run on the allocating thread, which may hold locks of the
@@ -109,16 +109,11 @@ impl Drop for Registration {
     }
 }
 
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registration").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+debug_fields!(Registration, it, id: it.id);
 
-/// The holders that are registered with a device.
 #[derive(Default)]
 pub(crate) struct Registry {
-    entries: Mutex<Entries>,
+    entries: Lock<Entries>,
     /// Notified when a round of callbacks has ended.
     asked: Condvar,
 }
@@ -127,11 +122,9 @@ pub(crate) struct Registry {
 struct Entries {
     list: Vec<(u64, Weak<dyn Reclaimable>)>,
     last_id: u64,
-    /// The numbers of the active rounds of callbacks, one for each thread.
     asking: BTreeSet<u64>,
 }
 
-/// The callback to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     Purge,
@@ -139,7 +132,6 @@ pub(crate) enum Round {
 }
 
 impl Registry {
-    /// The holders that are registered with the device.
     pub(crate) fn on(device: &Device) -> Arc<Self> {
         device.extension(Self::default)
     }
@@ -148,7 +140,7 @@ impl Registry {
         if fork::is_child() {
             return 0;
         }
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.list.retain(|(_, other)| other.strong_count() > 0);
         entries.last_id += 1;
         let id = entries.last_id;
@@ -160,7 +152,7 @@ impl Registry {
         if fork::is_child() {
             return;
         }
-        self.entries().list.retain(|(other, _)| *other != id);
+        self.entries.lock().list.retain(|(other, _)| *other != id);
     }
 
     /// Runs the callbacks of all holders that can help a kind of memory, and returns their failures. `None` if there are none, or inside a
@@ -168,14 +160,14 @@ impl Registry {
     pub(crate) fn ask(&self, round: Round, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
         let _asking = ReentrancyGuard::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
-        let asked: Vec<Asked> = holders.into_iter().filter_map(|holder| asked(holder, round, kind)).collect();
+        let asked: Vec<_> = holders.into_iter().filter_map(|holder| asked(holder, round, kind)).collect();
         let waited = self.end(id, until);
         let is_any = !asked.is_empty() || waited;
         is_any.then(|| asked.into_iter().filter_map(Result::err).collect())
     }
 
     fn begin(&self) -> (u64, Vec<Arc<dyn Reclaimable>>) {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.last_id += 1;
         let id = entries.last_id;
         entries.asking.insert(id);
@@ -184,7 +176,7 @@ impl Registry {
 
     /// Ends a round, and waits for rounds of other threads. False if there were none.
     fn end(&self, id: u64, until: Instant) -> bool {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         entries.asking.remove(&id);
         let others = entries.asking.clone();
         self.asked.notify_all();
@@ -195,17 +187,10 @@ impl Registry {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         !others.is_empty()
     }
-
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// The result of a callback; a failure as text.
-type Asked = Result<(), String>;
-
 /// Runs one callback. `None` if the holder's memory does not help this kind. The holder may be dropped here.
-fn asked(holder: Arc<dyn Reclaimable>, round: Round, kind: MemoryKind) -> Option<Asked> {
+fn asked(holder: Arc<dyn Reclaimable>, round: Round, kind: MemoryKind) -> Option<Result<(), String>> {
     let name = catch_panic(|| holder.name().to_owned()).unwrap_or_else(|_| "an unnamed holder".into());
     let asked = catch_panic(move || match round {
         _ if !holder.helps(kind) => None,

@@ -1,15 +1,15 @@
-//! [`Trimmable`]: a pool that caches memory, and the lists of such pools.
+//! [`Trimmable`]: a pool that caches memory, and the lists of pools.
 
 use crate::config::MemoryKind;
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// A pool that caches memory in addition to its blocks.
 pub(crate) trait Trimmable: Send + Sync {
     /// Called before a wait for the device: moves the thread caches' memory to a place where the wait makes it releasable.
     fn before_giving(&self) {}
 
-    /// The kind of the cached memory.
     fn kind(&self) -> MemoryKind;
 
     /// Releases the cached memory that is known to be unused. Unless the device is known to be idle, memory whose
@@ -25,24 +25,28 @@ pub(crate) trait Trimmable: Send + Sync {
     }
 }
 
-/// The pools of a GPU, or under one limit, that cache memory.
-#[derive(Default)]
-pub(crate) struct Trimmables(Mutex<Vec<Weak<dyn Trimmable>>>);
+/// What a GPU, or a limit, knows of its pools while they exist.
+pub(crate) struct WeakList<T: ?Sized>(Lock<Vec<Weak<T>>>);
 
-impl Trimmables {
-    /// All pools of the GPU that cache memory.
-    pub(crate) fn on(device: &Device) -> Arc<Self> {
-        device.extension(Self::default)
+impl<T: ?Sized> WeakList<T> {
+    pub(crate) fn new() -> Self {
+        Self(Lock::default())
     }
 
-    pub(crate) fn add(&self, member: Weak<dyn Trimmable>) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn add(&self, member: Weak<T>) {
+        let mut list = self.0.lock();
         list.retain(|other| other.strong_count() > 0);
         list.push(member);
     }
 
-    pub(crate) fn live(&self) -> Vec<Arc<dyn Trimmable>> {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().filter_map(Weak::upgrade).collect()
+    pub(crate) fn live(&self) -> Vec<Arc<T>> {
+        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl<T: ?Sized + Send + Sync + 'static> WeakList<T> {
+    /// The list of the GPU.
+    pub(crate) fn on(device: &Device) -> Arc<Self> {
+        device.extension(Self::new)
     }
 }

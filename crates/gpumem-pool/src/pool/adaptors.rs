@@ -14,8 +14,8 @@ mod settings;
 pub use opening::Opening;
 pub use release::Release;
 pub use request::Request;
+pub(crate) use settings::Figures;
 pub use settings::PoolSettings;
-pub(crate) use settings::{Figures, Gauge};
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
@@ -29,16 +29,15 @@ use crate::pool::request::found;
 use crate::pool::state::StateRef;
 use core::cell::Cell;
 use core::fmt;
-use gpumem_device::internal::PeerDevice;
-use gpumem_device::internal::{catch_panic, forget};
-use gpumem_device::{CaptureError, DeviceError};
-use gpumem_device::{Stream, StreamId};
+use gpumem_base::sync::Lock;
+use gpumem_device::internal::{PeerDevice, catch_panic, forget};
+use gpumem_device::{CaptureError, DeviceError, Stream, StreamId};
 use gpumem_sys::fork;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdeviceptr;
 use request::RequestedFrom;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor). The crate provides
 /// [`Budget`](crate::adaptor::Budget), [`Failures`](crate::adaptor::Failures), [`Guard`](crate::adaptor::Guard),
@@ -137,7 +136,7 @@ impl fmt::Debug for dyn Adaptor {
 pub(crate) struct Stack {
     adaptors: Box<[Arc<dyn Adaptor>]>,
     /// The holdings of blocks that are not plain backend allocations.
-    holdings: Mutex<Holdings>,
+    holdings: Lock<Holdings>,
 }
 
 /// Holdings by number. Each belongs to the block whose record is its number. An address would not identify a holding, because nested blocks
@@ -146,14 +145,6 @@ pub(crate) struct Stack {
 struct Holdings {
     all: Vec<Option<Holding>>,
     free: Vec<u32>,
-}
-
-/// The memory that a block is, or is part of.
-pub(crate) enum BackingAllocation {
-    /// An allocation of the backend of the block's own pool.
-    Own(Allocation),
-    /// A block of another pool, which may have adaptors too.
-    Other(StateRef, Allocation),
 }
 
 /// A request of the program, on its way through all adaptors.
@@ -198,7 +189,7 @@ impl Next<'_> {
 impl<'a> AdaptedCall<'a> {
     #[inline(always)]
     pub(crate) fn new(stack: &'a Stack, pool: &'a StateRef, stream: &'a Stream) -> Self {
-        let from = RequestedFrom { hub: pool, stream, tag: frames::innermost(pool.tags()) };
+        let from = RequestedFrom { hub: pool, stream, tag: frames::innermost(&pool.tags) };
         Self { stack, pool: *pool, from }
     }
 
@@ -240,7 +231,6 @@ impl<'a> AdaptedCall<'a> {
         self.hand_out(grant, request.size_bytes())
     }
 
-    /// Calls the adaptor at `level`.
     #[inline]
     fn ask(&self, adaptor: &dyn Adaptor, request: &Request<'_>, level: usize) -> Result<Grant, PoolError> {
         let mut answer = adaptor.alloc(request, Next { call: self, level: level + 1 });
@@ -265,7 +255,6 @@ impl<'a> AdaptedCall<'a> {
         Ok(self.from.stream.check_usable()?)
     }
 
-    /// Allocates from the backend, inside all adaptors.
     #[inline(always)]
     fn alloc_inside(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
         let allocation = match self.pool.hit(size_bytes, alignment, self.from.stream) {
@@ -316,7 +305,7 @@ impl<'a> AdaptedCall<'a> {
         }
         let (address, stack) = (grant.address(), self.stack);
         // Unlocked first: a release may lock it again.
-        let added = stack.holdings().add(grant.into_holding());
+        let added = stack.holdings.lock().add(grant.into_holding());
         added.map(|number| Allocation::special(address, number)).map_err(|holding| {
             stack.release(self.pool, holding, 0, false);
             let reason = "returned more blocks that are not the backend's than can be counted";
@@ -355,22 +344,18 @@ impl Holdings {
 }
 
 impl Stack {
-    /// Returns `None` without adaptors. `added` lists them innermost first.
     pub(crate) fn new(added: &[Arc<dyn Adaptor>]) -> Option<Self> {
         if added.is_empty() {
             return None;
         }
-        Some(Self { adaptors: added.iter().rev().cloned().collect(), holdings: Mutex::default() })
+        Some(Self { adaptors: added.iter().rev().cloned().collect(), holdings: Lock::default() })
     }
 
-    /// Notifies the adaptors that a pool was built with this stack.
     pub(crate) fn open(&self, hub: &Hub) {
-        let (settings, gauge) = (&PoolSettings::new(hub), &Gauge::new(hub.listing()));
-        let opening = Opening { hub, settings, gauge };
+        let opening = Opening { hub, settings: &PoolSettings::new(hub) };
         self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
 
-    /// Notifies the adaptors that the last handle is dropped.
     pub(crate) fn close(&self, pool: PoolId) {
         // A drop must not panic.
         self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(pool))));
@@ -381,29 +366,26 @@ impl Stack {
         PoolError::Refused { adaptor, requested_bytes, reason: reason.into(), origin: None }
     }
 
-    /// Returns the allocation that contains a live block, for blocks that are not plain allocations.
-    pub(crate) fn backing_allocation(&self, number: u32) -> Option<BackingAllocation> {
+    /// Returns the allocation that contains a live block, for blocks that are not plain allocations, and its pool if that is another one.
+    pub(crate) fn backing_allocation(&self, number: u32) -> Option<(Option<StateRef>, Allocation)> {
         if fork::is_child() {
             return None;
         }
-        self.holdings().get(number).and_then(|holding| match &holding.memory {
-            HeldMemory::Whole(mark) => {
-                Some(BackingAllocation::Own(Allocation::from_mark(holding.address, *mark)))
-            }
+        self.holdings.lock().get(number).and_then(|holding| match &holding.memory {
+            HeldMemory::Whole(mark) => Some((None, Allocation::from_mark(holding.address, *mark))),
             HeldMemory::Special(special) => Some(match &special.source {
-                Lender::Own { allocation, .. } => BackingAllocation::Own(*allocation),
-                Lender::Other(block) => BackingAllocation::Other(block.state(), block.allocation()),
+                Lender::Own { allocation, .. } => (None, *allocation),
+                Lender::Other(block) => (Some(block.pool), block.allocation()),
             }),
             HeldMemory::Gone => None,
         })
     }
 
-    /// Returns the nesting depth of other pools' blocks in the block with this number.
     pub(crate) fn nesting(&self, number: u32) -> usize {
         if fork::is_child() {
             return 0;
         }
-        self.holdings().get(number).map_or(0, Holding::nesting)
+        self.holdings.lock().get(number).map_or(0, Holding::nesting)
     }
 
     /// Refuses a growable block if an adaptor must see every byte of its pool.
@@ -414,7 +396,6 @@ impl Stack {
         }
     }
 
-    /// Frees a block of a pool with adaptors. The pool may be gone afterwards.
     #[inline]
     pub(crate) fn free(&self, pool: StateRef, freed: &FreeRequest) {
         if fork::is_child() {
@@ -424,7 +405,7 @@ impl Stack {
             false => self.release_plain(pool, freed),
             true => {
                 // The entry exists, because its number belongs to this block alone. Unlocked before the release, which may lock it again.
-                let taken = self.holdings().take(freed.allocation.record());
+                let taken = self.holdings.lock().take(freed.allocation.record());
                 if let Some(holding) = taken {
                     self.release(pool, holding, freed.uses, freed.is_complete);
                 }
@@ -480,7 +461,7 @@ impl Stack {
         }
         let (address, size_bytes, owner_stream) = (holding.address, holding.size_bytes, holding.owner_stream);
         // Unlocked first: the free takes the lock.
-        let added = self.holdings().add(holding);
+        let added = self.holdings.lock().add(holding);
         match added {
             Ok(record) => {
                 let allocation = Allocation::special(address, record);
@@ -488,10 +469,6 @@ impl Stack {
             }
             Err(holding) => self.release(pool, holding, 0, false),
         }
-    }
-
-    fn holdings(&self) -> MutexGuard<'_, Holdings> {
-        self.holdings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -511,7 +488,6 @@ fn released<'a>(
 /// frees the memory.
 #[must_use = "dropping it gives the memory back"]
 pub struct Grant {
-    /// Moved out when the grant becomes a block or is dropped.
     holding: Holding,
     /// The pool whose adaptors the grant passes. `None` for another pool's block that has not passed an adaptor
     /// yet.
@@ -538,7 +514,6 @@ enum HeldMemory {
     Whole(u64),
     /// Part of a backend allocation, or a block of another pool.
     Special(Box<Special>),
-    /// No memory: it has been moved out.
     Gone,
 }
 
@@ -554,13 +529,10 @@ struct Special {
 }
 
 enum Lender {
-    /// An allocation of the pool's own backend.
     Own { allocation: Allocation, size_bytes: u64 },
-    /// A block of another pool.
     Other(Block),
 }
 
-/// The range of an adaptor before it narrowed the memory.
 struct Narrowing {
     level: usize,
     address: CUdeviceptr,
@@ -615,7 +587,7 @@ impl Grant {
         holding.size_bytes = size_bytes;
         // Before the adaptor can write the hidden bytes.
         if let Some(pool) = self.origin() {
-            pool.sleep_state().note_hidden_bytes();
+            pool.sleep_state.note_hidden_bytes();
         }
         true
     }
@@ -633,10 +605,9 @@ impl Grant {
 
     /// True if the host may use the memory immediately, because all earlier uses are complete.
     pub(crate) fn is_for_host(&self) -> bool {
-        self.origin().is_some_and(|pool| pool.is_for_host())
+        self.origin().is_some_and(|pool| pool.is_for_host)
     }
 
-    /// The pool whose backend has the memory.
     fn origin(&self) -> Option<StateRef> {
         match self.holding.lent() {
             Some(block) => Some(block.origin()),
@@ -649,7 +620,7 @@ impl Grant {
     #[inline]
     fn own(call: &AdaptedCall<'_>, allocation: Allocation, size_bytes: u64, level: usize) -> Self {
         let (owner_stream, depth, memory) =
-            (call.from.stream.id(), call.stack.adaptors.len(), HeldMemory::Whole(allocation.mark()));
+            (call.from.stream.id(), call.stack.adaptors.len(), HeldMemory::Whole(allocation.mark));
         let holding = Holding { address: allocation.address, size_bytes, owner_stream, level, depth, memory };
         Self { holding, pool: Some(call.pool) }
     }
@@ -700,9 +671,7 @@ impl Grant {
             (None, _) if self.holding.nesting() > NESTING_MAX => {
                 Some("returned a block that is nested more than 64 pools deep")
             }
-            _ if pool.is_for_host() && !self.is_for_host() => {
-                Some("returned memory that the host cannot use")
-            }
+            _ if pool.is_for_host && !self.is_for_host() => Some("returned memory that the host cannot use"),
             _ if owner_stream != request.stream().id() => Some("returned memory of another stream"),
             _ if size_bytes < request.size_bytes() => Some("returned less than was asked for"),
             _ if !address.is_multiple_of(request.alignment()) => Some("returned memory that is not aligned"),
@@ -737,7 +706,6 @@ impl Grant {
         pool.count_other();
     }
 
-    /// Takes the holding, which becomes a block.
     fn into_holding(mut self) -> Holding {
         self.holding.take()
     }
@@ -761,14 +729,7 @@ impl Drop for Grant {
     }
 }
 
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Grant, it, address: format_args!("{:#x}", it.address()), size_bytes: it.size_bytes());
 
 impl Holding {
     #[inline]

@@ -17,7 +17,6 @@
 //!
 //! Host memory is borrowed, so copies from and to it are complete when they return ([`Stream::run_borrowed`]).
 
-#[cfg(unix)]
 use crate::backend::Underlying;
 use crate::backend::{self, Allocation, FoundCache, FreeRequest, MemorySource};
 use crate::config::MemoryKind;
@@ -30,15 +29,14 @@ use crate::pool::sharing::SocketError;
 use crate::pool::state::StateRef;
 use crate::pool::unified::{self, Location, MemoryAdvice};
 use bytemuck::{AnyBitPattern, NoUninit};
-use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{GRAPH_BIT, uses};
-use gpumem_device::{Device, MemoryRange, Stream, StreamId, StreamPoint};
-use gpumem_device::{DeviceError, StreamError};
+use gpumem_device::internal::{GRAPH_BIT, not_forked, uses};
+use gpumem_device::{Device, DeviceError, MemoryRange, Stream, StreamError, StreamId, StreamPoint};
+#[cfg(unix)]
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUdevice, CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError, fork};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
@@ -75,7 +73,7 @@ pub struct Block {
     owner_stream: StreamId,
     /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
-    pool: StateRef,
+    pub(crate) pool: StateRef,
 }
 
 impl Block {
@@ -163,10 +161,10 @@ impl Block {
         if stream.check_usable().is_err() {
             return;
         }
-        let pool = self.state();
-        let memory = pool.graph_memory();
+        let pool = self.pool;
+        let memory = &pool.graph_memory;
         // A stream of another machine cannot have work that uses this block.
-        if !Arc::ptr_eq(stream.device().clocks(), memory.clocks()) {
+        if !Arc::ptr_eq(stream.device().clocks(), &memory.clocks) {
             return;
         }
         let (graph, slot) = match stream.captures_for() {
@@ -230,7 +228,6 @@ impl Block {
         pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
     }
 
-    /// True if the block was used on another stream or in a capture.
     pub(crate) fn is_recorded(&self) -> bool {
         self.uses.load(Ordering::Relaxed) != 0
     }
@@ -276,13 +273,8 @@ impl Block {
         self.allocation.without_tag()
     }
 
-    /// Returns the nesting depth of other pools' blocks in this block.
     pub(crate) fn nesting(&self) -> usize {
         self.pool.nesting(self.allocation())
-    }
-
-    pub(crate) fn state(&self) -> StateRef {
-        self.pool
     }
 
     /// The slow path of a drop: the thread's cache cannot take the block, or the block has more than a size and an address. Takes the
@@ -325,7 +317,7 @@ impl Block {
     ) {
         // SAFETY: the caller upholds the contract.
         let put_back = || unsafe { backend::put_back_found(cache, &allocation, size_bytes) };
-        let serial = pool.tags().serial();
+        let serial = pool.tags.serial;
         if !frames::count_in_here(here, serial, allocation.tag(), size_bytes, put_back) {
             // SAFETY: the block is still there, and so are its pool and the thread's caches.
             let owner_stream = unsafe { backend::stream_of_found(cache) };
@@ -333,7 +325,6 @@ impl Block {
         }
     }
 
-    /// Counts a block as freed for its tag, and frees it.
     #[inline(never)]
     fn drop_tagged(
         pool: StateRef,
@@ -387,9 +378,8 @@ impl Block {
         self.origin().config().kind
     }
 
-    /// Returns the pool whose backend owns the memory.
     pub(crate) fn origin(&self) -> StateRef {
-        self.state().backing_allocation(self.allocation()).0
+        self.pool.backing_allocation(self.allocation()).0
     }
 
     /// Returns a host pointer to the block, equal to its device address. Returns `None` for device memory, for an empty
@@ -401,7 +391,7 @@ impl Block {
     /// does so as work on the stream.
     #[must_use]
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
-        let address = if self.origin().is_for_host() { self.address() } else { 0 };
+        let address = if self.origin().is_for_host { self.address() } else { 0 };
         NonNull::new(core::ptr::with_exposed_provenance_mut(address as usize))
     }
 
@@ -435,8 +425,8 @@ impl Block {
         match self.size_bytes() {
             0 => Ok(()),
             _ => {
-                let (pool, allocation) = self.state().backing_allocation(self.allocation());
-                pool.backend().pin(allocation)
+                let (pool, allocation) = self.pool.backing_allocation(self.allocation());
+                pool.backend.pin(allocation)
             }
         }
     }
@@ -446,7 +436,7 @@ impl Block {
     #[inline]
     pub fn into_raw(self) -> RawBlock {
         let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
-        let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark() };
+        let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark };
         RawBlock { address: allocation.address, size_bytes, token }
     }
 
@@ -787,7 +777,6 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the address and size of a range; `None` if the range is empty.
     fn pages(&self, part: Range<u64>, what: &'static str) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
         if self.kind() != MemoryKind::Unified {
             return Err(PoolError::Unsupported(Unsupported::OnKind {
@@ -863,8 +852,8 @@ impl Block {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
-        let (pool, allocation) = self.state().backing_allocation(self.allocation());
-        let backing = pool.backend().backing(allocation)?;
+        let (pool, allocation) = self.pool.backing_allocation(self.allocation());
+        let backing = pool.backend.backing(allocation)?;
         let Underlying { handles, offset_bytes } =
             backing.ok_or(PoolError::Unsupported(Unsupported::Export))?;
         let offset_bytes = offset_bytes + (self.address() - allocation.address);
@@ -933,7 +922,6 @@ impl Block {
         Ok(stream.check_usable()?)
     }
 
-    /// Prepares `stream` for work on the block.
     fn begin_use(&self, stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
         // Queuing the work checks this again. The check here comes before the waits, which would become part of the capture.
         stream.check_runs(operation)?;
@@ -1002,16 +990,13 @@ impl Drop for Block {
     }
 }
 
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes)
-            .field("owner_stream", &self.owner_stream)
-            .field("uses", &format_args!("{:#b}", self.uses.load(Ordering::Relaxed)))
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    Block, it,
+    address: format_args!("{:#x}", it.address()),
+    size_bytes: it.size_bytes,
+    owner_stream: it.owner_stream,
+    uses: format_args!("{:#b}", it.uses.load(Ordering::Relaxed)),
+);
 
 // Programs hold thousands of blocks, so a block stays small.
 const _: () = assert!(size_of::<Block>() <= 48);

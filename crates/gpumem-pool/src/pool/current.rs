@@ -8,23 +8,12 @@ use crate::backend::{DriverPoolUsage, NativeAllocator};
 use crate::error::{OutOfMemory, PoolError};
 use crate::pool::Pool;
 use crate::pool::request::report;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::not_forked;
 use gpumem_sys::fork;
-use std::sync::{Mutex, PoisonError};
 
-/// The pools that were made current, over all devices, the latest last.
-static STACK: Mutex<Guards> = Mutex::new(Guards { entries: Vec::new(), number: 0 });
-
-struct Guards {
-    entries: Vec<CurrentEntry>,
-    /// The number of the last guard.
-    number: u64,
-}
-
-struct CurrentEntry {
-    number: u64,
-    pool: Pool,
-}
+/// The pools that were made current, over all devices, with the number of each guard, the latest last.
+static STACK: Lock<Vec<(u64, Pool)>> = Lock::new(Vec::new());
 
 /// Keeps a pool the current pool of its device; see [`Pool::make_current`].
 ///
@@ -81,12 +70,11 @@ impl Pool {
     /// - [`DeviceError::Driver`](crate::DeviceError::Driver) if the call fails.
     pub fn make_current(&self) -> Result<CurrentPool, PoolError> {
         self.0.check_usable()?;
-        let device_pool = self.0.backend().device_pool()?;
-        let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let device_pool = self.0.backend.device_pool()?;
+        let mut stack = STACK.lock();
         device_pool.make_current()?;
-        stack.number += 1;
-        let number = stack.number;
-        stack.entries.push(CurrentEntry { number, pool: self.clone() });
+        let number = stack.last().map_or(0, |(number, _)| number + 1);
+        stack.push((number, self.clone()));
         Ok(CurrentPool { number, pool: self.clone() })
     }
 
@@ -120,7 +108,7 @@ impl Pool {
     ///
     /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn explain_refusal(&self, size_bytes: u64) -> Result<OutOfMemory, PoolError> {
-        report::explain_refusal(&self.0, size_bytes, || self.0.graph_memory().kept(&self.0))
+        report::explain_refusal(&self.0, size_bytes, || self.0.graph_memory.kept(&self.0))
     }
 }
 
@@ -138,7 +126,7 @@ impl CurrentPool {
     /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn usage(&self) -> Result<DriverPoolUsage, PoolError> {
         not_forked()?;
-        Ok(self.pool.0.backend().device_pool()?.usage()?)
+        Ok(self.pool.0.backend.device_pool()?.usage()?)
     }
 }
 
@@ -147,33 +135,28 @@ impl Drop for CurrentPool {
         if fork::is_child() {
             return;
         }
-        let mut stack = STACK.lock().unwrap_or_else(PoisonError::into_inner);
-        let removed = stack.remove(self.number);
-        drop(stack);
+        let removed = remove(&mut STACK.lock(), self.number);
         // The end of a pool takes other locks.
         drop(removed);
     }
 }
 
-impl Guards {
-    /// Removes an entry. If its pool was current, makes the previous entry's pool current.
-    fn remove(&mut self, number: u64) -> Option<CurrentEntry> {
-        let index = self.entries.iter().position(|entry| entry.number == number)?;
-        let removed = self.entries.remove(index);
-        let of_device = |entry: &&CurrentEntry| entry.pool.device() == removed.pool.device();
-        let is_latest = !self.entries[index..].iter().any(|entry| of_device(&entry));
-        let is_reset = removed.pool.device().is_reset();
-        if is_latest
-            && !is_reset
-            && let Ok(ended) = removed.pool.0.backend().device_pool()
-        {
-            let before = self.entries[..index].iter().rev().find(of_device);
-            let before = before.and_then(|entry| entry.pool.0.backend().device_pool().ok());
-            // A drop cannot report an error, which means that the driver is shutting down.
-            let _ = change(ended, before);
-        }
-        Some(removed)
+/// Removes an entry. If its pool was current, makes the previous entry's pool current.
+fn remove(stack: &mut Vec<(u64, Pool)>, number: u64) -> Option<Pool> {
+    let index = stack.iter().position(|(other, _)| *other == number)?;
+    let (_, removed) = stack.remove(index);
+    let of_device = |pool: &&Pool| pool.device() == removed.device();
+    let is_latest = !stack[index..].iter().any(|(_, pool)| of_device(&pool));
+    if is_latest
+        && !removed.device().is_reset()
+        && let Ok(ended) = removed.0.backend.device_pool()
+    {
+        let before = stack[..index].iter().rev().map(|(_, pool)| pool).find(of_device);
+        let before = before.and_then(|pool| pool.0.backend.device_pool().ok());
+        // A drop cannot report an error, which means that the driver is shutting down.
+        let _ = change(ended, before);
     }
+    Some(removed)
 }
 
 /// Makes `before` current, or the default pool, unless a pool of another library is current.

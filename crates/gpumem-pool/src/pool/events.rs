@@ -17,7 +17,6 @@ use gpumem_device::Stream;
 #[cfg(feature = "tracing")]
 use gpumem_device::internal::catch_panic;
 
-/// An event with the pool's name.
 #[cfg(feature = "tracing")]
 macro_rules! event {
     ($level:ident, $state:expr, $($rest:tt)+) => {

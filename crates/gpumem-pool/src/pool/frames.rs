@@ -30,7 +30,6 @@ struct Frame {
     /// The serial number of the pool's tags.
     serial: u64,
     tag: u16,
-    /// This thread's counters for the tag.
     share: Arc<Share>,
     usage: FrameUsage,
 }
@@ -47,7 +46,6 @@ struct FrameUsage {
     allocated_bytes: Cell<u64>,
     allocation_count: Cell<u64>,
     free_count: Cell<u64>,
-    /// The maximum increase, at least 0.
     peak_bytes: Cell<i64>,
 }
 
@@ -59,7 +57,6 @@ impl Frame {
         self.share.count_out_only(size_bytes).then_some(&*self.share)
     }
 
-    /// Counts the free of a block with the frame's tag.
     #[inline]
     fn count_in(&self, size_bytes: u64) {
         self.usage.count_in(size_bytes);
@@ -100,7 +97,6 @@ impl FrameUsage {
         }
     }
 
-    /// Counts a change of a block's size.
     fn change(&self, from_bytes: u64, to_bytes: u64) {
         match to_bytes.checked_sub(from_bytes) {
             Some(more_bytes) => self.grow(more_bytes),
@@ -108,7 +104,6 @@ impl FrameUsage {
         }
     }
 
-    /// Adds the usage of a nested scope that has ended.
     fn add(&self, inner: &Self) {
         let rise_bytes = self.rise_bytes.get();
         self.note_peak(rise_bytes.saturating_add(inner.peak_bytes.get()));
@@ -130,7 +125,6 @@ impl FrameUsage {
     }
 }
 
-/// Adds, saturating at the largest number.
 #[inline]
 fn add(sum: &Cell<u64>, more: u64) {
     match sum.get().checked_add(more) {
@@ -144,7 +138,6 @@ fn saturate(sum: &Cell<u64>) {
     sum.set(u64::MAX);
 }
 
-/// The open scopes of a thread, the innermost last.
 #[derive(Default)]
 struct Frames(Vec<Rc<Frame>>);
 
@@ -156,7 +149,6 @@ impl Drop for Frames {
 
 /// The part of a thread's scopes that it finds without a search: the number of open scopes, and the innermost frame of one pool.
 pub(crate) struct Here {
-    /// The number of open scopes, of all pools.
     open_count: Cell<u32>,
     /// The serial number of the pool's tags; 0 if there is no frame.
     serial: Cell<u64>,
@@ -179,8 +171,7 @@ pub(crate) fn open(tags: &Tags, tag: u16) -> Open {
     let number = NEXT.replace(NEXT.get() + 1);
     // A thread whose destructors have run has neither shares nor scopes.
     if let Some(share) = tags.share(tag) {
-        let frame =
-            Rc::new(Frame { number, serial: tags.serial(), tag, share, usage: FrameUsage::default() });
+        let frame = Rc::new(Frame { number, serial: tags.serial, tag, share, usage: FrameUsage::default() });
         let opened = FRAMES.try_with(|frames| {
             HERE.with(|here| here.set(&frame));
             frames.borrow_mut().0.push(frame);
@@ -192,7 +183,6 @@ pub(crate) fn open(tags: &Tags, tag: u16) -> Open {
     Open { number, _thread: PhantomData }
 }
 
-/// A frame that is open on this thread.
 pub(crate) struct Open {
     /// A number unique among the scopes of this thread.
     number: u64,
@@ -227,7 +217,6 @@ impl Drop for Open {
     }
 }
 
-/// True if this thread has an open scope, of any pool.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     HERE.with(|here| here.open_count.get() > 0)
@@ -263,7 +252,7 @@ pub(crate) fn count_out_here<R>(
     size_bytes: u64,
     end: impl FnOnce(u16, Option<&Share>) -> R,
 ) -> Option<R> {
-    with_found(here, tags.serial(), |frame| end(frame.tag, frame.count_out(size_bytes)))
+    with_found(here, tags.serial, |frame| end(frame.tag, frame.count_out(size_bytes)))
 }
 
 /// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
@@ -305,7 +294,6 @@ pub(crate) fn count_in_here(
     is_counted == Some(true)
 }
 
-/// Counts the free of a tagged block.
 pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     tags.count(tag, |share| share.count_in(size_bytes));
     if is_any_open() {
@@ -313,7 +301,6 @@ pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     }
 }
 
-/// Counts a change of a growable block for its tag.
 pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64) {
     if tag == 0 || from_bytes == to_bytes {
         return;
@@ -326,12 +313,12 @@ pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64
 
 /// Calls `work` with the pool's innermost frame, or returns `None` without one.
 fn with_innermost<R>(tags: &Tags, work: impl Fn(&Frame) -> R) -> Option<R> {
-    if let Some(result) = HERE.with(|here| with_found(here, tags.serial(), &work)) {
+    if let Some(result) = HERE.with(|here| with_found(here, tags.serial, &work)) {
         return Some(result);
     }
     let find = |frames: &RefCell<Frames>| {
         let frames = frames.borrow();
-        let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial())?;
+        let frame = frames.0.iter().rfind(|frame| frame.serial == tags.serial)?;
         HERE.with(|here| here.set(frame));
         Some(work(frame))
     };

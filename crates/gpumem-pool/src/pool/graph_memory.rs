@@ -22,17 +22,16 @@ use crate::pool::block::Block;
 use crate::pool::request::report::Kept;
 use crate::pool::state::{State, StateRef};
 use gpumem_base::FreeVaRanges;
-use gpumem_device::internal::AnyStream;
-use gpumem_device::internal::{Clocks, GRAPH_BIT, StreamIndex, uses};
+use gpumem_base::sync::Lock;
+use gpumem_device::internal::{AnyStream, Clocks, GRAPH_BIT, StreamIndex, uses};
 use gpumem_device::{MemoryRange, StreamId};
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-/// The memory that the captures and graphs of one machine keep.
 pub(crate) struct GraphMemory {
-    clocks: Arc<Clocks>,
-    table: Mutex<Table>,
+    pub(crate) clocks: Arc<Clocks>,
+    table: Lock<Table>,
 }
 
 #[derive(Default)]
@@ -47,14 +46,8 @@ struct Table {
 struct GraphEntry {
     /// The first graph of the group whose captures share memory.
     group: u64,
-    /// The blocks that the graph keeps.
-    retained: Vec<RetainedBlock>,
-}
-
-/// A block that the program has dropped and a graph keeps.
-struct RetainedBlock {
-    pool: StateRef,
-    freed: FreeRequest,
+    /// The blocks that the program has dropped and the graph keeps.
+    retained: Vec<(StateRef, FreeRequest)>,
 }
 
 /// A block that graphs use, and that the program or one of those graphs holds.
@@ -70,20 +63,20 @@ struct OutsideBlock {
 #[must_use = "to be dropped when the lock is free"]
 struct Released {
     chunks: Vec<Chunk>,
-    retained: Vec<RetainedBlock>,
+    retained: Vec<(StateRef, FreeRequest)>,
     source: Option<Arc<dyn AnyStream>>,
 }
 
 impl GraphMemory {
     /// Returns the graph memory of a machine, which lives as long as a pool or a graph of the machine.
     pub(crate) fn of(clocks: &Arc<Clocks>) -> Arc<Self> {
-        static MACHINES: Mutex<Vec<Weak<GraphMemory>>> = Mutex::new(Vec::new());
-        let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+        static MACHINES: Lock<Vec<Weak<GraphMemory>>> = Lock::new(Vec::new());
+        let mut machines = MACHINES.lock();
         let live: Vec<_> = machines.iter().filter_map(Weak::upgrade).collect();
         let found = live.iter().find(|memory| Arc::ptr_eq(&memory.clocks, clocks)).cloned();
         machines.retain(|memory| memory.strong_count() > 0);
         let memory = found.unwrap_or_else(|| {
-            let memory = Arc::new(Self { clocks: Arc::clone(clocks), table: Mutex::default() });
+            let memory = Arc::new(Self { clocks: Arc::clone(clocks), table: Lock::default() });
             machines.push(Arc::downgrade(&memory));
             memory
         });
@@ -92,20 +85,15 @@ impl GraphMemory {
         memory
     }
 
-    /// Returns the clocks of the machine.
-    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
-        &self.clocks
-    }
-
     /// Records the beginning of a capture, in the group that begins with the graph `group`. A known capture is unchanged.
     pub(crate) fn begin(&self, graph: u64, group: u64) {
-        self.table().graphs.entry(graph).or_insert_with(|| GraphEntry { group, retained: Vec::new() });
+        self.table.lock().graphs.entry(graph).or_insert_with(|| GraphEntry { group, retained: Vec::new() });
     }
 
     /// Drops a handle of a graph. The last handle frees the memory that only this graph keeps.
     pub(crate) fn drop_handle(&self, graph: u64) {
         if let Some((launched, source)) = self.clocks.captures().drop_handle(graph) {
-            let mut released = self.table().let_go(graph, launched);
+            let mut released = self.table.lock().let_go(graph, launched);
             released.source = source;
             // Dropped here, after the lock has been released.
             drop(released);
@@ -120,7 +108,7 @@ impl GraphMemory {
         size_bytes: u64,
         owner_stream: StreamId,
     ) -> Option<CUdeviceptr> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let group = table.graphs.get(&graph)?.group;
         self.clocks.captures().add_member(graph, owner_stream.stream_index());
         let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(group, pool, owner_stream));
@@ -132,9 +120,8 @@ impl GraphMemory {
         chunk.take(size_bytes)
     }
 
-    /// Adds a new chunk, which is handed out whole.
     pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, owner_stream: StreamId) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let group = table.graphs.get(&graph).map_or(graph, |entry| entry.group);
         let chunk = Chunk::new(graph, group, pool, block, owner_stream);
         self.clocks.captures().add_owner_stream(graph, owner_stream.stream_index());
@@ -143,7 +130,7 @@ impl GraphMemory {
 
     /// Records the use of a block in a capture: its memory stays for the graph.
     pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<StreamIndex>) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let Some(group) = table.graphs.get(&graph).map(|entry| entry.group) else { return };
         if let Some(slot) = slot {
             self.clocks.captures().add_member(graph, slot);
@@ -169,10 +156,10 @@ impl GraphMemory {
         for graph in graphs {
             self.note_use(*graph, freed.allocation.address, None);
         }
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if let Some(chunk) = table.chunk_at(freed.allocation.address) {
             chunk.drop_part(&freed);
-            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs().to_vec());
+            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.to_vec());
             self.launch_after(&graphs, &freed);
             let released = is_over.then(|| table.chunks.remove(&base));
             drop(table);
@@ -184,7 +171,7 @@ impl GraphMemory {
 
     /// Keeps a dropped block whose streams are in captures for their graphs.
     pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: FreeRequest) -> Option<FreeRequest> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let known = graphs.iter().filter(|graph| table.graphs.contains_key(graph)).copied().collect();
         freed.uses |= GRAPH_BIT;
         table.outside.insert(freed.allocation.address, OutsideBlock { graphs: known, uses: 0 });
@@ -202,31 +189,31 @@ impl GraphMemory {
 
     /// The memory that a launch of a graph uses: one byte of each block suffices, since a sleeping pool has added all its addresses.
     pub(crate) fn of_graph(&self, graph: u64) -> Vec<MemoryRange> {
-        let table = self.table();
-        let chunks = table.chunks.values().filter(|chunk| chunk.graphs().contains(&graph));
+        let table = self.table.lock();
+        let chunks = table.chunks.values().filter(|chunk| chunk.graphs.contains(&graph));
         let outside = table.outside.iter().filter(|(_, outside)| outside.graphs.contains(&graph));
         let retained = table.graphs.get(&graph).into_iter().flat_map(|entry| &entry.retained);
         let starts = chunks
             .map(Chunk::address)
             .chain(outside.map(|(address, _)| *address))
-            .chain(retained.map(|block| block.freed.allocation.address));
+            .chain(retained.map(|(_, freed)| freed.allocation.address));
         starts.map(|address| MemoryRange::new(address, 1)).collect()
     }
 
     /// Returns the chunk that contains a live part, and the chunk's pool.
     pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Allocation)> {
-        self.table().chunk_at(address).map(|chunk| chunk.whole())
+        self.table.lock().chunk_at(address).map(|chunk| chunk.whole())
     }
 
     /// Returns the memory of a pool that graphs keep and the program has dropped. All of it becomes available once no graph is left.
     pub(crate) fn kept(&self, pool: &State) -> Kept {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
-        let table = self.table();
+        let table = self.table.lock();
         let chunks = table.chunks.values();
-        let chunks = chunks.filter_map(|chunk| Some((chunk.graphs(), chunk.kept_bytes(is_of)?)));
+        let chunks = chunks.filter_map(|chunk| Some((&*chunk.graphs, chunk.kept_bytes(is_of)?)));
         let retained = table.graphs.iter().flat_map(|(graph, entry)| {
-            let of_pool = entry.retained.iter().filter(|block| is_of(&block.pool));
-            of_pool.map(move |block| (core::slice::from_ref(graph), block.freed.size_bytes))
+            let of_pool = entry.retained.iter().filter(|(pool, _)| is_of(pool));
+            of_pool.map(move |(_, freed)| (core::slice::from_ref(graph), freed.size_bytes))
         });
         let mut kept = Kept::default();
         for (graphs, size_bytes) in chunks.chain(retained) {
@@ -238,10 +225,6 @@ impl GraphMemory {
             }
         }
         kept
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -257,7 +240,7 @@ impl Table {
         let holder = outside.and_then(|outside| outside.graphs.first());
         if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
             // A caller's guarantee of completion covers past work, not future launches.
-            entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
+            entry.retained.push((pool, FreeRequest { is_complete: false, ..freed }));
             return None;
         }
         let uses = self.outside.remove(&freed.allocation.address).map_or(0, |outside| outside.uses);
@@ -285,7 +268,7 @@ impl Table {
 impl Drop for Released {
     fn drop(&mut self) {
         self.chunks.clear();
-        for RetainedBlock { pool, freed } in self.retained.drain(..) {
+        for (pool, freed) in self.retained.drain(..) {
             // The block is freed as if it were dropped now, because another graph may use it too.
             pool.free(&freed);
         }
@@ -303,11 +286,9 @@ struct Chunk {
     owner_stream: StreamId,
     /// True if the host may use the memory. Then data that the host writes into a part must stay until the graph runs.
     is_for_host: bool,
-    /// The graphs that may still use the chunk.
     graphs: Vec<u64>,
     /// True once a graph of another group has used the chunk: the order of their launches is unknown here.
     is_shared: bool,
-    /// The free ranges, in bytes.
     free: FreeVaRanges,
     part_count: usize,
     /// The streams on which the chunk was used outside captures, in the format of [`uses`].
@@ -315,7 +296,6 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Creates a chunk that consists of one part in use.
     fn new(graph: u64, group: u64, pool: StateRef, block: Block, owner_stream: StreamId) -> Self {
         let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![graph]);
         Self {
@@ -340,9 +320,8 @@ impl Chunk {
         address - self.block.address() < self.block.size_bytes()
     }
 
-    /// Returns the whole allocation, and the pool that owns it.
     fn whole(&self) -> (StateRef, Allocation) {
-        (self.block.state(), self.block.allocation())
+        (self.block.pool, self.block.allocation())
     }
 
     /// True if no part is in use and no graph may use the chunk.
@@ -353,11 +332,6 @@ impl Chunk {
     /// Returns the chunk's size if it belongs to a matching pool and only graphs keep it.
     fn kept_bytes(&self, is_of: impl Fn(&StateRef) -> bool) -> Option<u64> {
         (self.part_count == 0 && is_of(&self.pool)).then(|| self.block.size_bytes())
-    }
-
-    /// The graphs that may still use the chunk.
-    fn graphs(&self) -> &[u64] {
-        &self.graphs
     }
 
     /// Adds a graph of a group that uses the chunk. False if already known.
@@ -381,7 +355,6 @@ impl Chunk {
         fitting.map(|(address, free_bytes)| (free_bytes, address)).min()
     }
 
-    /// Allocates from the beginning of the best-fitting range.
     fn take(&mut self, size_bytes: u64) -> Option<CUdeviceptr> {
         let (_, address) = self.best_fit(size_bytes)?;
         self.free.fill(address, rounded(size_bytes));
@@ -415,7 +388,6 @@ impl Drop for Chunk {
     }
 }
 
-/// Returns the bytes that a part occupies in a chunk.
 pub(crate) fn rounded(size_bytes: u64) -> u64 {
     // A size that overflows is unchanged, and refused as too large.
     size_bytes.checked_next_multiple_of(ALIGNMENT_MIN).unwrap_or(size_bytes)

@@ -7,13 +7,12 @@ use crate::pool::frames;
 use crate::pool::hub::Hub;
 use crate::pool::request::{Origin, check, ladder};
 use crate::pool::state::PoolHandle;
-use crate::stats::HeldName;
-use core::fmt;
+use crate::stats::Name;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{Stamp, uses};
+use gpumem_device::internal::{Stamp, not_forked, uses};
 use gpumem_device::{Device, Stream, StreamId};
 use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
@@ -54,7 +53,7 @@ pub struct GrowableBlock {
     size_bytes: u64,
     max_bytes: u64,
     owner_stream: StreamId,
-    tag: Option<HeldName>,
+    tag: Option<Arc<Name>>,
     /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
 }
@@ -76,7 +75,7 @@ impl GrowableBlock {
             size_bytes: 0,
             max_bytes,
             owner_stream: stream.id(),
-            tag: pool.tags().names().hold(frames::innermost(pool.tags())),
+            tag: pool.tags.names.hold(frames::innermost(&pool.tags)),
             uses: AtomicU64::new(0),
         })
     }
@@ -175,9 +174,8 @@ impl GrowableBlock {
         }
     }
 
-    /// Counts a new size for the block's tag.
     fn count_change(&self, to_bytes: u64) {
-        frames::count_change(self.pool.tags(), self.tag_number(), self.size_bytes, to_bytes);
+        frames::count_change(&self.pool.tags, self.tag_number(), self.size_bytes, to_bytes);
     }
 
     fn tag_number(&self) -> u16 {
@@ -189,15 +187,10 @@ impl GrowableBlock {
     }
 }
 
-/// The backend, if blocks can grow in place there.
 fn growing(hub: &Hub) -> Result<&CachingPool, PoolError> {
     let what = "grow a block in place";
-    hub.backend().growing().ok_or_else(|| match (hub.config().kind, hub.backend().has_plain_segments()) {
-        (MemoryKind::Device, false) => PoolError::Unsupported(Unsupported::OnBackend {
-            backend: hub.backend().kind(),
-            what,
-            instead: "`caching`",
-        }),
+    hub.backend.growing().ok_or_else(|| match (hub.config().kind, hub.backend.has_plain_segments()) {
+        (MemoryKind::Device, false) => PoolError::not_on(hub.backend.kind(), what, "`caching`"),
         (MemoryKind::Device, true) => PoolError::Unsupported(Unsupported::OnSegments { what }),
         (kind, _) => PoolError::not_with_kind(kind, what),
     })
@@ -215,13 +208,10 @@ impl Drop for GrowableBlock {
     }
 }
 
-impl fmt::Debug for GrowableBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GrowableBlock")
-            .field("address", &format_args!("{:#x}", self.address))
-            .field("size_bytes", &self.size_bytes)
-            .field("max_bytes", &self.max_bytes)
-            .field("home", &self.owner_stream)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    GrowableBlock, it,
+    address: format_args!("{:#x}", it.address),
+    size_bytes: it.size_bytes,
+    max_bytes: it.max_bytes,
+    home: it.owner_stream,
+);

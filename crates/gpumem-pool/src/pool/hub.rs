@@ -4,22 +4,20 @@ use crate::backend::{self, Backend, BackendSetup, MemorySource, NO_CACHE};
 use crate::config::{Config, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
 use crate::figures::ActivityCounters;
-use crate::limits::{LimitNode, Limits};
-use crate::pool::listing::{Listing, Listings};
+use crate::limits::{LimitNode, Limits, WeakList};
+use crate::pool::listing::Listing;
 use crate::pool::observer::{Observer, Witness};
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_base::sync::Lifetime;
-use gpumem_device::DeviceError;
-use gpumem_device::internal::Clocks;
-use gpumem_device::internal::{RESET, not_forked};
-use gpumem_device::{Device, Stream};
+use gpumem_base::sync::{Lifetime, Lock};
+use gpumem_device::internal::{Clocks, RESET, not_forked};
+use gpumem_device::{Device, DeviceError, Stream};
 use gpumem_sys::fork;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// The values that a pool is built from, besides its adaptors. The pool keeps it for its lifetime.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) name: PoolName,
     pub(crate) device: Device,
@@ -28,33 +26,29 @@ pub(crate) struct Setup {
     /// The limit of a parent pool, which this pool's memory also counts against.
     pub(crate) parent: Option<Arc<LimitNode>>,
     pub(crate) observer: Option<Observer>,
-    /// The flight recorder.
     pub(crate) witness: Option<Arc<dyn Witness>>,
 }
 
 /// All that a pool's requests need. The requests of blocks and adaptors end here.
 pub(crate) struct Hub {
-    setup: Setup,
-    /// The clocks of the device.
-    clocks: Arc<Clocks>,
+    pub(crate) setup: Setup,
+    pub(crate) clocks: Arc<Clocks>,
     /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, while the
     /// pool sleeps, or after a failure.
     cache_key: AtomicU64,
     /// The key of the backend's thread caches, which adaptors get their memory from.
-    backend_cache_key: u64,
-    /// The entry of the pool in the list of its device.
-    listing: Arc<Listing>,
-    /// True if the host may use the memory, as the device reports.
-    is_for_host: bool,
-    backend: Backend,
-    limits: Limits,
-    tags: Tags,
-    activity: Arc<ActivityCounters>,
+    pub(crate) backend_cache_key: u64,
+    pub(crate) listing: Arc<Listing>,
+    pub(crate) is_for_host: bool,
+    pub(crate) backend: Backend,
+    pub(crate) limits: Limits,
+    pub(crate) tags: Tags,
+    pub(crate) activity: Arc<ActivityCounters>,
     /// The recorders among the adaptors, which see the refusals that end a request.
-    witnesses: Mutex<Vec<Arc<dyn Witness>>>,
+    witnesses: Lock<Vec<Arc<dyn Witness>>>,
     poison: OnceLock<PoolError>,
-    sleep_state: SleepState,
-    lifetime: Lifetime,
+    pub(crate) sleep_state: SleepState,
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Hub {
@@ -72,7 +66,7 @@ impl Hub {
             device,
             config,
             limits: &limits,
-            tags: tags.counters(),
+            tags: &tags,
             activity: &activity,
         })?;
         Ok(Self {
@@ -85,7 +79,7 @@ impl Hub {
             limits,
             tags,
             activity,
-            witnesses: Mutex::default(),
+            witnesses: Lock::default(),
             poison: OnceLock::new(),
             sleep_state: SleepState::default(),
             lifetime: Lifetime::new(),
@@ -93,18 +87,8 @@ impl Hub {
         })
     }
 
-    /// The values that the pool was built from, besides its adaptors.
-    pub(crate) fn setup(&self) -> &Setup {
-        &self.setup
-    }
-
     pub(crate) fn device(&self) -> &Device {
         &self.setup.device
-    }
-
-    #[inline]
-    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
-        &self.clocks
     }
 
     pub(crate) fn name(&self) -> &PoolName {
@@ -112,58 +96,20 @@ impl Hub {
     }
 
     pub(crate) fn id(&self) -> PoolId {
-        self.name().id()
-    }
-
-    pub(crate) fn listing(&self) -> &Arc<Listing> {
-        &self.listing
-    }
-
-    #[inline]
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.backend
+        self.name().id
     }
 
     pub(crate) fn config(&self) -> &Config {
         &self.setup.config
     }
 
-    /// True if the host may use the memory.
-    pub(crate) fn is_for_host(&self) -> bool {
-        self.is_for_host
-    }
-
-    #[inline]
-    pub(crate) fn tags(&self) -> &Tags {
-        &self.tags
-    }
-
-    /// The counters of the pool's activity since it was built.
-    pub(crate) fn activity(&self) -> &ActivityCounters {
-        &self.activity
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    #[inline]
-    pub(crate) fn lifetime(&self) -> &Lifetime {
-        &self.lifetime
-    }
-
-    pub(crate) fn sleep_state(&self) -> &SleepState {
-        &self.sleep_state
-    }
-
-    /// Adds a recorder of refusals.
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
-        self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).push(witness);
+        self.witnesses.lock().push(witness);
     }
 
     /// All recorders of refusals: those among the adaptors, and the flight recorder.
     pub(crate) fn witnesses(&self) -> Vec<Arc<dyn Witness>> {
-        let mut all = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut all = self.witnesses.lock().clone();
         all.extend(self.setup.witness.clone());
         all
     }
@@ -197,12 +143,6 @@ impl Hub {
         self.cache_key.store(self.backend_cache_key, Ordering::SeqCst);
     }
 
-    /// The key of the backend's thread caches.
-    #[inline]
-    pub(crate) fn backend_cache_key(&self) -> u64 {
-        self.backend_cache_key
-    }
-
     /// Returns the cache key for the fast path, or `None` while the slow path must run first.
     #[inline(always)]
     pub(crate) fn fast_path_key(&self) -> Option<u64> {
@@ -229,7 +169,6 @@ impl Hub {
         }
     }
 
-    /// Refuses requests while the pool sleeps.
     #[inline]
     pub(crate) fn check_awake(&self) -> Result<(), PoolError> {
         if self.sleep_state.is_awake() {
@@ -289,7 +228,6 @@ impl Hub {
         Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
     }
 
-    /// The private pools of the pool `id`, recursively.
     pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
         self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
     }
@@ -302,7 +240,7 @@ impl Hub {
     /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
     fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
         let mut family = vec![id];
-        let mut pools = Listings::on(&self.setup.device).live();
+        let mut pools = WeakList::<Listing>::on(&self.setup.device).live();
         pools.retain(|pool| {
             let (id, parent) = pool.lineage();
             let is_in = parent.is_some_and(|parent| family.contains(&parent));

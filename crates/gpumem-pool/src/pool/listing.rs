@@ -1,31 +1,36 @@
-//! [`Listings`]: the pools of a device. [`Listing`]: the entry of one pool, with its name and its figures.
+//! [`Listing`]: the entry of a pool in the list of its device, with its name and its figures.
 
 use crate::backend::{Backend, MemorySource};
 use crate::config::{BackendKind, MemoryKind, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
-use crate::limits::{LimitNode, Limits};
+use crate::limits::{LimitNode, Limits, WeakList};
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
 use gpumem_device::internal::PeerDevice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
-/// The entry of a pool in the list of its device, which holds a weak reference to it.
 pub(crate) struct Listing {
     name: PoolName,
     device: Device,
     parent: Option<Arc<LimitNode>>,
     kind: MemoryKind,
-    backend: Backend,
+    pub(super) backend: Backend,
     limits: Limits,
-    peers: Peers,
+    pub(super) peers: Peers,
 }
 
 impl Listing {
+    /// The name and the figures of each pool of a GPU, in the order of their creation.
+    pub(super) fn usage_on(device: &Device) -> Vec<PoolUsage> {
+        WeakList::<Self>::on(device).live().iter().map(|pool| pool.usage()).collect()
+    }
+
     pub(crate) fn new(device: &Device, kind: MemoryKind, backend: &Backend, limits: &Limits) -> Arc<Self> {
         Arc::new(Self {
-            name: limits.node().name().clone(),
+            name: limits.node.name.clone(),
             device: device.clone(),
-            parent: limits.node().parent().cloned(),
+            parent: limits.node.parent().cloned(),
             kind,
             backend: backend.clone(),
             limits: limits.clone(),
@@ -33,17 +38,8 @@ impl Listing {
         })
     }
 
-    pub(super) fn backend(&self) -> &Backend {
-        &self.backend
-    }
-
-    pub(super) fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
-    /// The pool, and the pool that it is private to.
     pub(super) fn lineage(&self) -> (PoolId, Option<PoolId>) {
-        (self.name.id(), self.parent.as_ref().map(|parent| parent.name().id()))
+        (self.name.id, self.parent.as_ref().map(|parent| parent.name.id))
     }
 
     /// Lets a device with a link use the pool's memory.
@@ -51,7 +47,6 @@ impl Listing {
         self.peers.open(&self.device, self.kind, &self.backend, peer)
     }
 
-    /// The name and the figures of the pool.
     pub(super) fn usage(&self) -> PoolUsage {
         let counts = self.backend.counts();
         // If the driver's query fails, as on a lost device, the memory of live blocks is still known.
@@ -82,46 +77,12 @@ impl Listing {
     }
 }
 
-/// The pools of a GPU, in the order of their creation.
-#[derive(Default)]
-pub(super) struct Listings(Mutex<Vec<Weak<Listing>>>);
-
-impl Listings {
-    pub(super) fn on(device: &Device) -> Arc<Self> {
-        device.extension(Self::default)
-    }
-
-    /// The name and the figures of each pool.
-    pub(super) fn usage(&self) -> Vec<PoolUsage> {
-        self.live().iter().map(|pool| pool.usage()).collect()
-    }
-
-    /// Lists a pool until it is dropped.
-    pub(super) fn add(&self, pool: &Arc<Listing>) {
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(Arc::downgrade(pool));
-    }
-
-    pub(super) fn live(&self) -> Vec<Arc<Listing>> {
-        let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-/// The other devices that have access to a pool's memory.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     /// A bit for each of the first 64 ordinals.
     bits: AtomicU64,
-    granted: Mutex<Vec<Granted>>,
-}
-
-#[derive(Debug)]
-struct Granted {
-    peer: PeerDevice,
-    /// Keeps the context that access to plain memory belongs to.
-    _context: Option<Device>,
+    /// Each device, with the context that access to plain memory belongs to.
+    granted: Lock<Vec<(PeerDevice, Option<Device>)>>,
 }
 
 impl Peers {
@@ -131,10 +92,9 @@ impl Peers {
     }
 
     pub(super) fn list(&self) -> Vec<PeerDevice> {
-        self.granted().iter().map(|granted| granted.peer).collect()
+        self.granted.lock().iter().map(|(peer, _)| *peer).collect()
     }
 
-    /// Gives a device access, once.
     fn open(
         &self,
         device: &Device,
@@ -145,17 +105,13 @@ impl Peers {
         let is_plain = backend.has_plain_segments() || backend.kind() == BackendKind::None;
         let needs_context = is_plain && kind == MemoryKind::Device;
         let context = needs_context.then(|| Device::new(device.driver(), peer.ordinal())).transpose()?;
-        let mut granted = self.granted();
-        if granted.iter().all(|granted| granted.peer != peer) {
+        let mut granted = self.granted.lock();
+        if granted.iter().all(|(other, _)| *other != peer) {
             backend.enable_peer_access(peer)?;
-            granted.push(Granted { peer, _context: context });
+            granted.push((peer, context));
         }
         let bit = 1_u64.checked_shl(peer.ordinal()).unwrap_or(0);
         self.bits.fetch_or(bit, Ordering::Release);
         Ok(())
-    }
-
-    fn granted(&self) -> MutexGuard<'_, Vec<Granted>> {
-        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,6 @@ use gpumem_device::internal::ReentrancyGuard;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A callback that receives each refusal before the request returns.
 #[derive(Clone)]
 pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 
@@ -30,12 +29,6 @@ impl Observer {
 
 thread_local! {
     static IS_NOTIFYING: Cell<bool> = const { Cell::new(false) };
-}
-
-impl fmt::Debug for dyn Witness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Witness")
-    }
 }
 
 impl fmt::Debug for Observer {

@@ -1,9 +1,9 @@
 //! [`Scope`]: tags a thread's allocations and counts them. [`Tag`]: a tag as a value, for tasks that change threads.
 
 use crate::pool::frames::{Open, ScopeUsage, open};
-use crate::stats::{HeldName, Tags};
+use crate::stats::{Name, Tags};
 use core::fmt;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_fields};
 use std::sync::Arc;
 
 /// While a scope is alive, the blocks that this thread allocates from the pool carry a tag; see [`Pool::scope`](crate::Pool::scope).
@@ -19,7 +19,7 @@ use std::sync::Arc;
 #[must_use = "dropping it ends the scope"]
 pub struct Scope {
     open: Open,
-    tag: HeldName,
+    tag: Arc<Name>,
 }
 
 /// A tag as a value: blocks that [`Pool::alloc_tagged`](crate::Pool::alloc_tagged) allocates count for it, as those of a [`Scope`] do.
@@ -52,21 +52,20 @@ pub struct Scope {
 #[derive(Clone)]
 pub struct Tag {
     name: Arc<str>,
-    /// The serial number of the pool's tags.
     serial: u64,
     number: u16,
-    _held: HeldName,
+    _held: Arc<Name>,
 }
 
 impl Tag {
     pub(super) fn new(tags: &Tags, name: &str) -> Self {
         let held = tags.hold(name);
-        Self { name: name.into(), serial: tags.serial(), number: held.number, _held: held }
+        Self { name: name.into(), serial: tags.serial, number: held.number, _held: held }
     }
 
     /// Calls `work` with the number of the tag among `tags`, which may be another pool's.
     pub(super) fn with_number_in<R>(&self, tags: &Tags, work: impl FnOnce(u16) -> R) -> R {
-        if self.serial == tags.serial() {
+        if self.serial == tags.serial {
             return work(self.number);
         }
         work(tags.hold(&self.name).number)
@@ -109,11 +108,4 @@ impl Scope {
     }
 }
 
-impl fmt::Debug for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope")
-            .field("tag", &Shown::name(&self.tag.text))
-            .field("usage", &self.usage())
-            .finish()
-    }
-}
+debug_fields!(Scope, it, tag: Shown::name(&it.tag.text), usage: it.usage());

@@ -11,11 +11,9 @@ pub use socket::SocketError;
 
 use crate::error::{BadArgument, PoolError};
 use core::ffi::c_void;
-use core::fmt;
-use gpumem_device::Device;
-use gpumem_device::DeviceError;
-use gpumem_device::internal::not_forked;
-use gpumem_device::internal::{KeptMemory, Patience, Work};
+use gpumem_device::internal::{KeptMemory, Patience, Work, not_forked};
+use gpumem_device::{Device, DeviceError};
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemGenericAllocationHandle,
     CUmemLocation, CUmemLocationType,
@@ -97,7 +95,6 @@ impl ExportedHandle {
 #[must_use = "dropping it takes the memory away"]
 pub struct ImportedBlock {
     device: Device,
-    /// The start address of the first handle.
     base: CUdeviceptr,
     addresses_bytes: u64,
     /// The sizes of the handles that are mapped, side by side.
@@ -230,7 +227,6 @@ impl ImportedBlock {
     }
 }
 
-/// A call of the driver.
 type DriverCall<'a> = dyn Fn() -> Result<(), DriverError> + 'a;
 
 /// Unmaps the handles of an imported block, which no work uses, and frees its addresses. After a failure it may be called again. `call` makes
@@ -285,14 +281,11 @@ impl Drop for ImportedBlock {
     }
 }
 
-impl fmt::Debug for ImportedBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ImportedBlock")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes)
-            .field("device", &self.device)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    ImportedBlock, it,
+    address: format_args!("{:#x}", it.address()),
+    size_bytes: it.size_bytes,
+    device: it.device,
+);
 
 const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -17,32 +17,17 @@ use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use gpumem_device::Device;
 
-/// The state of a pool that may sleep.
 #[derive(Debug, Default)]
 pub(crate) struct SleepState {
-    /// [`AWAKE`], [`ASLEEP`] or [`CHANGING`].
     now: AtomicU8,
     /// True once an adaptor has hidden bytes of a block, which must be kept.
     has_hidden_bytes: AtomicBool,
 }
 
-/// The reason why a pool cannot go to sleep or wake, for [`PoolError::CannotSleep`].
-pub(super) struct Obstacle {
-    pub(super) reason: &'static str,
-    pub(super) remedy: &'static str,
-}
-
 /// A change of the state. Other threads cannot change it until this is dropped.
 pub(super) struct SleepChange<'a> {
     state: &'a SleepState,
-    /// The state afterwards.
     pub(super) to: u8,
-}
-
-impl Obstacle {
-    pub(super) fn of(self, pool: &PoolName) -> PoolError {
-        PoolError::CannotSleep { pool: pool.as_str().into(), reason: self.reason, remedy: self.remedy }
-    }
 }
 
 impl SleepState {
@@ -51,46 +36,53 @@ impl SleepState {
         self.now.load(Ordering::Relaxed) == AWAKE
     }
 
-    /// Records that an adaptor has its own bytes in the memory.
     pub(crate) fn note_hidden_bytes(&self) {
         self.has_hidden_bytes.store(true, Ordering::SeqCst);
     }
 
     /// Refuses to lose contents that adaptors need. Earlier calls on streams have ended.
-    pub(super) fn check_keep(&self, keep: Keep) -> Result<(), Obstacle> {
+    pub(super) fn check_keep(&self, pool: &PoolName, keep: Keep) -> Result<(), PoolError> {
         match keep == Keep::Nothing && self.has_hidden_bytes.load(Ordering::SeqCst) {
-            true => Err(Obstacle {
-                reason: "an adaptor has bytes of its own beside blocks, which would be lost",
-                remedy: "call Pool::sleep with Keep::OnHost",
-            }),
+            true => Err(PoolError::cannot_sleep(
+                pool,
+                "an adaptor has bytes of its own beside blocks, which would be lost",
+                "call Pool::sleep with Keep::OnHost",
+            )),
             false => Ok(()),
         }
     }
 
     /// Begins a change from a state. Without success, the state stays.
-    pub(super) fn begin(&self, from: u8) -> Result<SleepChange<'_>, Obstacle> {
+    pub(super) fn begin(&self, pool: &PoolName, from: u8) -> Result<SleepChange<'_>, PoolError> {
         match self.now.compare_exchange(from, CHANGING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(SleepChange { state: self, to: from }),
-            Err(ASLEEP) => Err(Obstacle {
-                reason: "it sleeps already",
-                remedy: "call Pool::wake before it sleeps again",
-            }),
-            Err(_) => Err(Obstacle {
-                reason: "another thread is putting it to sleep or waking it",
-                remedy: "wait for that call to return",
-            }),
+            Err(ASLEEP) => Err(PoolError::cannot_sleep(
+                pool,
+                "it sleeps already",
+                "call Pool::wake before it sleeps again",
+            )),
+            Err(_) => Err(PoolError::cannot_sleep(
+                pool,
+                "another thread is putting it to sleep or waking it",
+                "wait for that call to return",
+            )),
         }
     }
 }
 
 /// Refuses to put memory to sleep that another library has borrowed. Exact once the addresses are among the sleeping memory of the
 /// device and earlier calls on streams have ended.
-pub(super) fn check_not_lent(device: &Device, sleeping: &CachingPool) -> Result<(), Obstacle> {
+pub(super) fn check_not_lent(
+    pool: &PoolName,
+    device: &Device,
+    sleeping: &CachingPool,
+) -> Result<(), PoolError> {
     match device.sleepers().has_lent(&sleeping.addresses()) {
-        true => Err(Obstacle {
-            reason: "arrays in its memory are lent to another library (`read_on`, `write_on`, cudarc)",
-            remedy: "drop the guards first",
-        }),
+        true => Err(PoolError::cannot_sleep(
+            pool,
+            "arrays in its memory are lent to another library (`read_on`, `write_on`, cudarc)",
+            "drop the guards first",
+        )),
         false => Ok(()),
     }
 }

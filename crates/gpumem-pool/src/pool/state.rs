@@ -4,7 +4,7 @@
 use crate::backend::{self, Allocation, FreeRequest, MemorySource};
 use crate::config::{ALIGNMENT_MIN, PeerOption};
 use crate::error::{PoolError, Unsupported};
-use crate::pool::adaptors::{Adaptor, BackingAllocation, Stack};
+use crate::pool::adaptors::{Adaptor, Stack};
 use crate::pool::block::Block;
 use crate::pool::graph_memory::GraphMemory;
 use crate::pool::hub::Hub;
@@ -12,27 +12,24 @@ use crate::pool::request::report::{self, Origin};
 use crate::pool::{events, frames};
 use core::ops::Deref;
 use core::ptr::NonNull;
-use gpumem_device::DeviceError;
-use gpumem_device::internal::catch_panic;
-use gpumem_device::internal::is_sticky;
-use gpumem_device::internal::{CapturePart, Clocks, GRAPH_BIT, PeerDevice, StreamIndex};
-use gpumem_device::{Device, Stream, StreamId};
+use gpumem_base::sync::Lock;
+use gpumem_device::internal::{
+    CapturePart, Clocks, GRAPH_BIT, PeerDevice, StreamIndex, catch_panic, is_sticky,
+};
+use gpumem_device::{Device, DeviceError, Stream, StreamId};
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// The shared state of a pool, alive as long as a handle or a block of it.
 pub(crate) struct State {
     hub: Hub,
-    graph_memory: Arc<GraphMemory>,
-    /// The adaptors around the backend, if any.
+    pub(crate) graph_memory: Arc<GraphMemory>,
     stack: Option<Stack>,
     /// The adaptors that the pool was built with, innermost first.
-    adaptors: Vec<Arc<dyn Adaptor>>,
-    parts: Mutex<PoolParts>,
+    pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
+    pub(crate) parts: Lock<PoolParts>,
 }
 
-/// The parts of a pool, which sleep separately.
 #[derive(Default)]
 pub(crate) struct PoolParts {
     pub(crate) by_name: BTreeMap<String, PoolHandle>,
@@ -63,28 +60,28 @@ pub(crate) struct PoolHandle(StateRef);
 impl PoolHandle {
     /// Creates a state with one handle. `adaptors` are those of `stack`, innermost first.
     pub(crate) fn new(hub: Hub, adaptors: Vec<Arc<dyn Adaptor>>, stack: Option<Stack>) -> Self {
-        let graph_memory = GraphMemory::of(hub.clocks());
-        let state = State { hub, graph_memory, stack, adaptors, parts: Mutex::default() };
+        let graph_memory = GraphMemory::of(&hub.clocks);
+        let state = State { hub, graph_memory, stack, adaptors, parts: Lock::default() };
         Self(StateRef(NonNull::from(Box::leak(Box::new(state)))))
     }
 }
 
 impl Clone for PoolHandle {
     fn clone(&self) -> Self {
-        self.0.lifetime().add_handle();
+        self.0.lifetime.add_handle();
         Self(self.0)
     }
 }
 
 impl Drop for PoolHandle {
     fn drop(&mut self) {
-        if fork::is_child() || !self.0.lifetime().drop_handle() {
+        if fork::is_child() || !self.0.lifetime.drop_handle() {
             return;
         }
         if let Some(stack) = &self.0.stack {
             stack.close(self.0.id());
         }
-        if self.0.lifetime().close(self.0.backend().close()) {
+        if self.0.lifetime.close(self.0.backend.close()) {
             self.0.take_down();
         }
     }
@@ -102,7 +99,7 @@ impl Deref for PoolHandle {
 impl StateRef {
     /// Drops one block. The caller does not use the pointer again.
     fn drop_block(self) {
-        if self.lifetime().count_off() {
+        if self.lifetime.count_off() {
             self.take_down();
         }
     }
@@ -113,7 +110,7 @@ impl StateRef {
         // this is the only pointer still in use. The lifetime returns true only once.
         let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
         // Before the backend is dropped, after which others may get its addresses.
-        if !state.sleep_state().is_awake() {
+        if !state.sleep_state.is_awake() {
             state.device().sleepers().remove(state.id().number());
         }
         // This runs in a drop. An adaptor's drop may panic; all of them must still be dropped.
@@ -126,8 +123,8 @@ impl StateRef {
     /// Allocates from the thread's cache in a pool with adaptors. A pool without adaptors has already looked there.
     #[inline(always)]
     pub(crate) fn hit(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
-        if alignment <= ALIGNMENT_MIN && self.clocks().captures().slow_path().is_none() {
-            backend::hit(self.backend_cache_key(), size_bytes, stream.fast_path_id())
+        if alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
+            backend::hit(self.backend_cache_key, size_bytes, stream.fast_path_id())
         } else {
             None
         }
@@ -137,14 +134,14 @@ impl StateRef {
     /// returns false.
     #[inline(always)]
     pub(crate) fn untag_in_scope(self, allocation: &Allocation, size_bytes: u64) -> bool {
-        let (serial, tag) = (self.tags().serial(), allocation.tag());
+        let (serial, tag) = (self.tags.serial, allocation.tag());
         frames::with_here(|here| frames::count_in_here(here, serial, tag, size_bytes, || true))
     }
 
     /// Counts a block that is being dropped as freed for its tag, if it has one.
     pub(crate) fn untag(self, allocation: Allocation, size_bytes: u64) -> Allocation {
         if allocation.tag() != 0 {
-            frames::count_in(self.tags(), allocation.tag(), size_bytes);
+            frames::count_in(&self.tags, allocation.tag(), size_bytes);
         }
         allocation.without_tag()
     }
@@ -164,10 +161,9 @@ impl StateRef {
         }
     }
 
-    /// Like `put_back_small`, for any size.
     pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
         match self.fast_path_key() {
-            Some(key) => self.backend().put_back(key, allocation, size_bytes, owner_stream),
+            Some(key) => self.backend.put_back(key, allocation, size_bytes, owner_stream),
             None => false,
         }
     }
@@ -196,8 +192,8 @@ impl StateRef {
     /// usual way. After `None` the pool may be gone.
     fn free_captured(self, freed: FreeRequest) -> Option<FreeRequest> {
         // This call may end the pool, but the graph memory must outlive it.
-        let memory = Arc::clone(self.graph_memory());
-        let clocks = memory.clocks();
+        let memory = Arc::clone(&self.graph_memory);
+        let clocks = &memory.clocks;
         let is_noted = freed.uses & GRAPH_BIT != 0;
         let graphs = if clocks.captures().is_open() { captures_of(clocks, &freed) } else { Vec::new() };
         match (is_noted, graphs.is_empty()) {
@@ -213,8 +209,8 @@ impl StateRef {
         // this free waits for those markers. The request for markers follows the free's stamps, after which the
         // pool may be gone.
         let is_pending = freed.uses & !GRAPH_BIT != 0 && !freed.is_complete;
-        let device = (is_pending && self.clocks().has_named_streams()).then(|| self.device().clone());
-        let outcome = self.backend().free(freed);
+        let device = (is_pending && self.clocks.has_named_streams()).then(|| self.device().clone());
+        let outcome = self.backend.free(freed);
         if let Err(cause) = outcome.result {
             let poison = match is_sticky(cause.code()) {
                 true => PoolError::Device(DeviceError::DeviceLost(cause)),
@@ -245,11 +241,11 @@ impl StateRef {
         uses: u64,
         is_complete: bool,
     ) {
-        let is_plain = uses == 0 && !is_complete && self.clocks().captures().slow_path().is_none();
-        let key = self.backend_cache_key();
+        let is_plain = uses == 0 && !is_complete && self.clocks.captures().slow_path().is_none();
+        let key = self.backend_cache_key;
         let put_back = || {
             backend::put_back_small(key, &allocation, size_bytes, owner_stream)
-                || self.backend().put_back(key, &allocation, size_bytes, owner_stream)
+                || self.backend.put_back(key, &allocation, size_bytes, owner_stream)
         };
         if !(is_plain && self.poison().is_none() && put_back()) {
             self.free_to_backend(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete });
@@ -270,7 +266,7 @@ impl StateRef {
 
     /// Counts a block of another pool as a block of this pool.
     pub(crate) fn count_other(self) {
-        self.lifetime().count_in();
+        self.lifetime.count_in();
     }
 
     /// Returns the allocation of a backend that contains a live block, and the pool that owns it.
@@ -283,8 +279,8 @@ impl StateRef {
         let stack = self.stack.as_ref().filter(|_| allocation.is_special());
         match stack.and_then(|stack| stack.backing_allocation(allocation.record())) {
             None => (self, allocation),
-            Some(BackingAllocation::Own(allocation)) => (self, allocation),
-            Some(BackingAllocation::Other(pool, allocation)) => pool.backing_allocation(allocation),
+            Some((None, allocation)) => (self, allocation),
+            Some((Some(pool), allocation)) => pool.backing_allocation(allocation),
         }
     }
 
@@ -332,22 +328,9 @@ impl Deref for State {
 }
 
 impl State {
-    pub(crate) fn graph_memory(&self) -> &Arc<GraphMemory> {
-        &self.graph_memory
-    }
-
-    /// The adaptors that the pool was built with, innermost first.
-    pub(crate) fn adaptors(&self) -> &[Arc<dyn Adaptor>] {
-        &self.adaptors
-    }
-
-    pub(crate) fn parts(&self) -> MutexGuard<'_, PoolParts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// True if the caller's handle is the only one, no block is alive, and nothing sleeps.
     fn is_unused(&self) -> bool {
-        self.lifetime().is_idle() && self.backend().counts().block_count == 0 && self.sleep_state().is_awake()
+        self.lifetime.is_idle() && self.backend.counts().block_count == 0 && self.sleep_state.is_awake()
     }
 
     #[inline]
@@ -360,16 +343,15 @@ impl State {
     #[inline]
     pub(crate) fn fast_path_stack(&self, uses: u64) -> Option<&Stack> {
         let stack = self.stack.as_ref()?;
-        (uses & GRAPH_BIT == 0 && self.clocks().captures().slow_path().is_none()).then_some(stack)
+        (uses & GRAPH_BIT == 0 && self.clocks.captures().slow_path().is_none()).then_some(stack)
     }
 
-    /// Gives another device access to the memory, once.
     pub(crate) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         self.check_usable()?;
         let device = self.device();
         let is_of_driver = device.driver().is_same_machine(peer.driver());
         let named = PeerDevice::of(peer);
-        if peer == device || is_of_driver && self.listing().peers().has(named) {
+        if peer == device || is_of_driver && self.listing.peers.has(named) {
             return Ok(());
         }
         if !is_of_driver || !named.reaches(device)? {
@@ -379,7 +361,6 @@ impl State {
         self.open_to(named)
     }
 
-    /// Gives access to the devices that the configuration names.
     pub(crate) fn open_to_configured(&self) -> Result<(), PoolError> {
         let device = self.device();
         let (ordinals, are_required) = match &self.config().peers {
@@ -406,20 +387,19 @@ impl State {
     /// Gives access to the devices that have access to the memory of `parent`. Called once this pool is listed, because `parent` opens
     /// listed pools to later devices.
     pub(crate) fn open_like(&self, parent: &Self) -> Result<(), PoolError> {
-        parent.listing().peers().list().into_iter().try_for_each(|peer| self.open_to(peer))
+        parent.listing.peers.list().into_iter().try_for_each(|peer| self.open_to(peer))
     }
 
     /// Gives a device with a link access to the memory of this pool, its adaptors, its parts and its private pools.
     pub(crate) fn open_to(&self, peer: PeerDevice) -> Result<(), PoolError> {
-        self.listing().open_to(peer)?;
-        self.adaptors().iter().try_for_each(|adaptor| adaptor.open_to(peer))?;
+        self.listing.open_to(peer)?;
+        self.adaptors.iter().try_for_each(|adaptor| adaptor.open_to(peer))?;
         self.family().iter().try_for_each(|pool| pool.open_to(peer))
     }
 
-    /// Waits for the work of all devices that have access to the memory.
     pub(crate) fn wait_for_peers(&self) -> Result<(), PoolError> {
         let driver = self.device().driver();
-        for peer in self.listing().peers().list() {
+        for peer in self.listing.peers.list() {
             if let Some(peer) = peer.open_if_active(driver)? {
                 peer.synchronize_for_drop()?;
             }

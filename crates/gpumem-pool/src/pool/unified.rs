@@ -42,5 +42,4 @@ impl<'a> MemoryAdvice<'a> {
     }
 }
 
-/// The driver's number for the host.
 pub(super) const HOST: CUdevice = -1;

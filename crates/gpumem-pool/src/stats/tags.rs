@@ -8,43 +8,36 @@
 mod names;
 mod share;
 
-use names::Name;
-pub(crate) use names::{HeldName, Names};
+pub(crate) use names::{Name, Names};
 pub(crate) use share::Share;
 
 use crate::error::Holder;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_base::counters::Counters;
+use gpumem_base::sync::Lock;
 use gpumem_sys::fork;
 use share::Peak;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// The tags of one pool.
-pub(crate) struct Tags {
-    /// Unique to the pool, never reused: threads find their shares by it.
-    serial: u64,
-    counters: TagCounters,
-}
+use std::sync::Arc;
 
 /// The counters of all tags of a pool, by name. Clones share them.
-#[derive(Clone, Default)]
-pub(crate) struct TagCounters {
-    names: Arc<Names>,
-    all: Arc<Mutex<TagShares>>,
+#[derive(Clone)]
+pub(crate) struct Tags {
+    /// Unique to the pool, never reused: threads find their shares by it.
+    pub(crate) serial: u64,
+    pub(crate) names: Arc<Names>,
+    all: Arc<Lock<TagShares>>,
 }
 
 #[derive(Default)]
 struct TagShares {
-    /// By tag.
     shares: BTreeMap<u16, Vec<Arc<Share>>>,
     peaks: BTreeMap<u16, Arc<Peak>>,
     /// Counts of threads whose thread-local storage was gone, minus the counts of forgotten names.
     elsewhere: BTreeMap<u16, Counters>,
 }
 
-/// The sum of one tag.
 #[derive(Clone)]
 pub(crate) struct TagSum {
     pub(crate) name: Arc<str>,
@@ -63,32 +56,20 @@ impl TagSum {
 impl Tags {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), counters: TagCounters::default() }
-    }
-
-    pub(crate) fn serial(&self) -> u64 {
-        self.serial
-    }
-
-    pub(crate) fn names(&self) -> &Arc<Names> {
-        &self.counters.names
-    }
-
-    pub(crate) fn counters(&self) -> &TagCounters {
-        &self.counters
+        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), all: Arc::default() }
     }
 
     /// The tag of a name. The number belongs to the name while the result, or a block that counts for it, lives.
-    pub(crate) fn hold(&self, name: &str) -> HeldName {
+    pub(crate) fn hold(&self, name: &str) -> Arc<Name> {
         if fork::is_child() {
-            return HeldName::new(Name { text: name.into(), number: 0 });
+            return Arc::new(Name { text: name.into(), number: 0 });
         }
-        let mut table = self.counters.names.table();
+        let mut table = self.names.0.lock();
         if let Some(found) = table.find(name) {
             return found;
         }
         if table.is_due() {
-            let mut all = self.counters.lock();
+            let mut all = self.all.lock();
             let forgotten = table.forget_unused(|tag| all.is_unused(tag));
             forgotten.into_iter().for_each(|tag| all.clear(tag));
         }
@@ -128,7 +109,7 @@ impl Tags {
                 count(&share);
             }
             None => {
-                let mut all = self.counters.lock();
+                let mut all = self.all.lock();
                 let share = Share::new(all.peaks.entry(tag).or_default());
                 count(&share);
                 share.publish();
@@ -140,7 +121,7 @@ impl Tags {
 
     /// A share without an owner, or a new one, for the calling thread.
     fn adopt(&self, tag: u16) -> Arc<Share> {
-        let mut all = self.counters.lock();
+        let mut all = self.all.lock();
         let is_left = |share: &Share| {
             share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
@@ -156,17 +137,26 @@ impl Tags {
 
     /// The sums of all tags that have counted and are not forgotten, in the order of their first scopes.
     pub(crate) fn sums(&self) -> Vec<TagSum> {
-        self.counters.sums()
+        // While the table is locked, no name is forgotten.
+        let table = self.names.0.lock();
+        let all = self.all.lock();
+        let sum = |name: Arc<Name>| {
+            let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
+            Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
+        };
+        table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
     }
 
-    /// Resets the peaks to the current use.
+    pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {
+        self.sums().into_iter().map(|sum| (sum.name, sum.counters.in_use_bytes())).collect()
+    }
+
     pub(crate) fn reset_peaks(&self) {
-        let all = self.counters.lock();
+        let all = self.all.lock();
         all.shares.values().flatten().for_each(|share| share.reset_peak());
         all.peaks.values().for_each(|peak| peak.reset());
     }
 
-    /// The largest holders, for a report.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         let mut sums = self.sums();
         sums.retain(|sum| sum.counters.in_use_bytes() > 0);
@@ -178,29 +168,6 @@ impl Tags {
             block_count: counters.block_count(),
         };
         sums.into_iter().map(holder).collect()
-    }
-}
-
-impl TagCounters {
-    /// The bytes in use of each tag.
-    pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {
-        self.sums().into_iter().map(|sum| (sum.name, sum.counters.in_use_bytes())).collect()
-    }
-
-    /// See [`Tags::sums`].
-    pub(crate) fn sums(&self) -> Vec<TagSum> {
-        // While the table is locked, no name is forgotten.
-        let table = self.names.table();
-        let all = self.lock();
-        let sum = |name: HeldName| {
-            let (counters, peak_bytes) = (all.sum(name.number).shown(), all.peak_bytes(name.number)?);
-            Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
-        };
-        table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TagShares> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,7 +194,6 @@ impl TagShares {
         sum.in_use_bytes() == 0 && sum.block_count() == 0
     }
 
-    /// Resets an unused tag.
     fn clear(&mut self, tag: u16) {
         let sum = self.sum(tag);
         if sum != Counters::default() {
@@ -257,7 +223,6 @@ fn place(serial: u64, tag: u16) -> usize {
     serial.wrapping_mul(3).wrapping_add(u64::from(tag)) as usize % CACHE_COUNT
 }
 
-/// All shares of this thread.
 struct OwnShares {
     shares: BTreeMap<(u64, u16), Arc<Share>>,
     /// At this number of shares, those of dropped pools are removed.
@@ -297,10 +262,8 @@ thread_local! {
     static SHARES: RefCell<OwnShares> = const { RefCell::new(OwnShares { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
 }
 
-/// The minimum number of shares before a removal pass.
 const DUE_COUNT_MIN: usize = 16;
 
-/// The number of tags that a report names.
 const HOLDER_COUNT_MAX: usize = 5;
 
 #[cfg(test)]
@@ -327,7 +290,7 @@ mod tests {
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
         assert!(
-            tags.counters.lock().shares.values().flatten().count() < 6,
+            tags.all.lock().shares.values().flatten().count() < 6,
             "shares of ended threads are not reused"
         );
     }

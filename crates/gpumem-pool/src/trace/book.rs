@@ -1,25 +1,27 @@
 //! [`Book`]: the pools of a trace or flight recorder, with their settings and the names of their tags.
 
 use super::format;
-use crate::pool::{Figures, Gauge, Opening, PoolSettings};
+use crate::pool::listing::Listing;
+use crate::pool::{Figures, Opening, PoolSettings};
 use crate::stats::Names;
+use gpumem_base::sync::Lock;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Weak};
 
 #[derive(Default)]
-pub(super) struct Book(Mutex<Vec<Entry>>);
+pub(super) struct Book(Lock<Vec<Entry>>);
 
 pub(super) struct Entry {
     pub(super) settings: PoolSettings,
     pub(super) names: Arc<Names>,
-    pub(super) gauge: Gauge,
+    pub(super) listing: Weak<Listing>,
 }
 
 impl Entry {
     pub(super) fn new(opening: &Opening<'_>) -> Self {
-        let (names, gauge) = (Arc::clone(opening.names()), opening.gauge().clone());
+        let names = Arc::clone(opening.names());
         names.set_recorded();
-        Self { settings: opening.settings().clone(), names, gauge }
+        Self { settings: opening.settings.clone(), names, listing: opening.listing() }
     }
 
     /// True if the pool has been dropped: it held the only other reference to its names.
@@ -30,26 +32,24 @@ impl Entry {
 
 impl Book {
     pub(super) fn add(&self, entry: Entry) {
-        let mut entries = self.entries();
+        let mut entries = self.0.lock();
         if entries.len() >= ENTRY_COUNT {
             entries.retain(|entry| !entry.is_gone());
         }
         entries.push(entry);
     }
 
-    /// The numbers of the pools that are gone.
     pub(super) fn gone(&self) -> Vec<u32> {
-        self.entries().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
+        self.0.lock().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
     }
 
     pub(super) fn remove(&self, pools: &[u32]) {
-        self.entries().retain(|entry| !pools.contains(&entry.settings.pool));
+        self.0.lock().retain(|entry| !pools.contains(&entry.settings.pool));
     }
 
-    /// The figures of a pool that exists.
     pub(super) fn figures(&self, pool: u32) -> Option<Figures> {
-        let gauge = self.entries().iter().find(|entry| entry.settings.pool == pool)?.gauge.clone();
-        gauge.read()
+        let listing = self.0.lock().iter().find(|entry| entry.settings.pool == pool)?.listing.clone();
+        Figures::of_listed(&listing)
     }
 
     /// Adds the settings of the pools, and the names of the tags, that are not in `known`, and returns them: a pool and a tag, 0
@@ -67,7 +67,7 @@ impl Book {
         if new.is_empty() {
             return new;
         }
-        let entries = self.entries();
+        let entries = self.0.lock();
         for (pool, tag) in &new {
             let Some(entry) = entries.iter().find(|entry| entry.settings.pool == *pool) else { continue };
             if *tag == 0 {
@@ -80,26 +80,21 @@ impl Book {
         new
     }
 
-    /// The figures of all pools that exist.
     pub(super) fn all_figures(&self) -> Vec<(u32, Figures)> {
-        let gauges: Vec<_> =
-            self.entries().iter().map(|entry| (entry.settings.pool, entry.gauge.clone())).collect();
-        gauges.into_iter().filter_map(|(pool, gauge)| Some((pool, gauge.read()?))).collect()
+        let pools: Vec<_> =
+            self.0.lock().iter().map(|entry| (entry.settings.pool, entry.listing.clone())).collect();
+        pools.into_iter().filter_map(|(pool, listing)| Some((pool, Figures::of_listed(&listing)?))).collect()
     }
 
     /// The number of a pool's tag; 0 for an unknown pool or tag.
     pub(super) fn tag(&self, pool: u32, tag: &str) -> u16 {
-        let entries = self.entries();
+        let entries = self.0.lock();
         entries.iter().find(|entry| entry.settings.pool == pool).map_or(0, |entry| entry.names.find(tag))
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.entries().len()
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().len()
     }
 }
 

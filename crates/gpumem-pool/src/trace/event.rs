@@ -121,7 +121,6 @@ pub enum What {
     DeviceDone,
 }
 
-/// The kind of an event, by its number in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum EventKind {
@@ -190,7 +189,6 @@ impl Raw {
         Self { kind: EventKind::InUse, words: [in_use_bytes, block_count, 0, u64::from(pool)] }
     }
 
-    /// The pool and the tag of an event with a pool; tag 0 means none.
     pub(super) fn whose(self) -> Option<(u32, u32)> {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);

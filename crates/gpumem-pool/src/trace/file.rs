@@ -274,7 +274,6 @@ fn unlock(_: &File) {}
 /// The bytes of a trace without events: a header, and a chunk without payload.
 const START_BYTES: usize = format::HEADER_BYTES + format::CHUNK_HEADER_BYTES;
 
-/// The number of earlier files that are kept.
 pub(super) const EARLIER_COUNT: usize = 3;
 
 /// The number of times that a file which other processes move is opened again.

@@ -12,22 +12,22 @@ use super::{file, format, numbered, recorder};
 use crate::config::FlightRecorder;
 use crate::error::{OutOfMemory, PoolError};
 use crate::pool::{PoolId, Witness};
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
 use gpumem_sys::text::Shown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 pub(crate) struct Flight {
     log: Arc<Log>,
     path: PathBuf,
     /// True once the file at the path is this recorder's.
-    is_own: Mutex<bool>,
+    is_own: Lock<bool>,
     /// The id of the process. A forked child writes no file, because its parent may.
     process: u32,
 }
 
-/// The events and the pools.
 struct Log {
     rings: Rings,
     book: Book,
@@ -42,13 +42,13 @@ impl OrderObserver for Log {
 impl Flight {
     /// The recorder of all pools of the process with this file, while one of them exists. `None` without a recorder.
     pub(crate) fn of(option: &FlightRecorder) -> Option<Arc<Self>> {
-        static SHARED: Mutex<BTreeMap<PathBuf, Weak<Flight>>> = Mutex::new(BTreeMap::new());
+        static SHARED: Lock<BTreeMap<PathBuf, Weak<Flight>>> = Lock::new(BTreeMap::new());
         let path = match option {
             FlightRecorder::Off => return None,
             FlightRecorder::On => numbered(&std::env::temp_dir().join("gpumem-%p.trace")),
             FlightRecorder::File(path) => numbered(path),
         };
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         shared.retain(|_, recorder| recorder.strong_count() > 0);
         if let Some(recorder) = shared.get(&path).and_then(Weak::upgrade) {
             return Some(recorder);
@@ -60,10 +60,9 @@ impl Flight {
 
     fn new(path: &Path) -> Self {
         let log = Arc::new(Log { rings: Rings::new(Overflow::Oldest), book: Book::default() });
-        Self { log, path: path.into(), is_own: Mutex::new(false), process: std::process::id() }
+        Self { log, path: path.into(), is_own: Lock::new(false), process: std::process::id() }
     }
 
-    /// The content of the file: the last events of all threads, and the report.
     fn bytes(&self, pool: PoolId, report: &OutOfMemory) -> Vec<u8> {
         let Log { rings, book } = &*self.log;
         let (last, overwritten_count) = rings.last();
@@ -88,7 +87,7 @@ impl Flight {
         for (pool, figures) in self.log.book.all_figures() {
             sink::figures(|raw| self.record(raw), pool, Some(figures));
         }
-        let mut is_own = self.is_own.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_own = self.is_own.lock();
         match file::put(&self.path, &self.bytes(pool, report), *is_own) {
             Ok(()) => {
                 *is_own = true;

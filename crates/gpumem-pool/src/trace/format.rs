@@ -41,7 +41,6 @@ pub(super) fn header() -> Vec<u8> {
     bytes
 }
 
-/// The part of a chunk before its payload.
 pub(super) struct ChunkHeader {
     pub(super) payload_bytes: usize,
     magic: [u8; 4],
@@ -51,7 +50,6 @@ pub(super) struct ChunkHeader {
     crc: u32,
 }
 
-/// The content of a chunk.
 pub(super) enum Content {
     Events { thread: u32, dropped_count: u64, events: Vec<Timed> },
     Live(u32, Vec<Timed>),
@@ -79,7 +77,6 @@ pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, ev
     add_events(bytes, EVENTS_MAGIC, [thread, events.len() as u32], dropped_count, events);
 }
 
-/// Adds blocks that are live, by the events that allocated them.
 pub(super) fn add_live(bytes: &mut Vec<u8>, events: &[Timed]) {
     for some in events.chunks(LIVE_COUNT_MAX) {
         add_events(bytes, LIVE_MAGIC, [0, some.len() as u32], 0, some);
@@ -90,7 +87,6 @@ pub(super) fn add_part(bytes: &mut Vec<u8>, trace: u64, part: u32, overwritten_c
     add_whole(bytes, PART_MAGIC, [part, 0], [trace, overwritten_count], &[]);
 }
 
-/// Adds the settings of a pool; a name that is too long is truncated.
 pub(super) fn add_pool(bytes: &mut Vec<u8>, settings: &PoolSettings) {
     let PoolSettings { pool, parent, name, device, device_ordinal, device_bytes, backend, kind, .. } =
         settings;
@@ -111,7 +107,6 @@ pub(super) fn add_pool(bytes: &mut Vec<u8>, settings: &PoolSettings) {
     add_whole(bytes, POOL_MAGIC, [*pool, 0], [0; 2], text.as_bytes());
 }
 
-/// Adds the report of a refusal; a report that is too long is truncated.
 pub(super) fn add_report(bytes: &mut Vec<u8>, pool: u32, time_ns: u64, report: &str) {
     add_whole(bytes, REPORT_MAGIC, [pool, 0], [0, time_ns], cut_to(report, REPORT_BYTES_MAX).as_bytes());
 }
@@ -133,7 +128,6 @@ fn add_events(bytes: &mut Vec<u8>, magic: &[u8; 4], numbers: [u32; 2], dropped_c
     add_whole(bytes, magic, numbers, [dropped_count, start_ns], &payload);
 }
 
-/// Adds the name of a tag; a name that is too long is truncated.
 pub(super) fn add_name(bytes: &mut Vec<u8>, pool: u32, tag: u32, name: &str) {
     add_whole(bytes, NAME_MAGIC, [pool, tag], [0; 2], cut(name).as_bytes());
 }
@@ -171,7 +165,6 @@ pub(super) fn version(header: &[u8; HEADER_BYTES]) -> Option<u32> {
     is_whole.then(|| u32_at(header, MAGIC.len()))
 }
 
-/// Parses a chunk header; `None` for other bytes.
 pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHeader> {
     let header = ChunkHeader {
         payload_bytes: u32_at(bytes, 4) as usize,
@@ -185,7 +178,6 @@ pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHead
     (is_known && header.payload_bytes <= PAYLOAD_BYTES_MAX).then_some(header)
 }
 
-/// Parses a chunk.
 pub(super) fn content(
     header: &ChunkHeader,
     header_bytes: &[u8; CHUNK_HEADER_BYTES],

@@ -33,9 +33,7 @@ pub struct Recording {
     pub part: u32,
     /// The version of the format.
     pub version: u32,
-    /// By pool and number.
     names: BTreeMap<(u32, u32), String>,
-    /// The number of the trace, in all its parts.
     trace: Option<u64>,
     /// The first events that only state which blocks were live.
     live_count: usize,

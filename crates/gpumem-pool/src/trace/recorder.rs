@@ -10,23 +10,23 @@ use super::sink::{self, raw_of};
 use crate::error::PoolError;
 use crate::pool::{PoolId, Witness};
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(super) struct Recorder {
     pub(super) rings: Rings,
-    /// The pools.
     pub(super) book: Book,
     /// The id of the process. A forked child has no writer thread.
     process: u32,
     writer: OnceLock<Thread>,
     /// The number of requested and completed flushes.
-    flushes: Mutex<Flushes>,
+    flushes: Lock<Flushes>,
     served: Condvar,
 }
 
@@ -72,7 +72,7 @@ impl Recorder {
             book: Book::default(),
             process: std::process::id(),
             writer: OnceLock::new(),
-            flushes: Mutex::default(),
+            flushes: Lock::default(),
             served: Condvar::new(),
         });
         let writer = Writer {
@@ -89,7 +89,6 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Records an event of this thread.
     #[inline]
     pub(super) fn record(&self, raw: Raw) {
         match self.rings.record(raw) {
@@ -106,7 +105,6 @@ impl Recorder {
         }
     }
 
-    /// Waits until the writer has written everything recorded so far.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         self.ask(timeout, false)
     }
@@ -115,7 +113,7 @@ impl Recorder {
         let Some(writer) = self.writer.get().filter(|_| std::process::id() == self.process) else {
             return false;
         };
-        let mut flushes = self.flushes();
+        let mut flushes = self.flushes.lock();
         flushes.asked_count += 1;
         flushes.is_over |= is_last;
         let number = flushes.asked_count;
@@ -126,14 +124,9 @@ impl Recorder {
         !timed_out.timed_out() && !core::mem::take(&mut flushes.has_failed)
     }
 
-    /// Flushes, and ends the writer.
     pub(super) fn finish(&self, timeout: Duration) {
         self.ask(timeout, true);
         self.rings.close();
-    }
-
-    fn flushes(&self) -> MutexGuard<'_, Flushes> {
-        self.flushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -141,7 +134,6 @@ impl Recorder {
 struct Writer {
     recorder: Arc<Recorder>,
     output: Output,
-    /// The number of this trace, in all its parts.
     trace: u64,
     events: Vec<Timed>,
     bytes: Vec<u8>,
@@ -151,7 +143,6 @@ struct Writer {
     parts: Option<Parts>,
 }
 
-/// The state for the next part of a trace.
 #[derive(Default)]
 struct Parts {
     part_bytes: u64,
@@ -169,9 +160,9 @@ impl Writer {
     fn run(mut self) {
         loop {
             // Read before the rings: events recorded before the flush was requested are written.
-            let asked_count = self.recorder.flushes().asked_count;
+            let asked_count = self.recorder.flushes.lock().asked_count;
             let is_written = self.write_all();
-            let mut flushes = self.recorder.flushes();
+            let mut flushes = self.recorder.flushes.lock();
             flushes.served_count = asked_count;
             flushes.has_failed |= !is_written;
             let (is_served, is_over) = (flushes.asked_count == asked_count, flushes.is_over);
@@ -281,7 +272,6 @@ impl Parts {
     }
 }
 
-/// The beginning of a file.
 pub(super) fn first_bytes(trace: u64, part: u32, overwritten_count: u64) -> Vec<u8> {
     let mut bytes = format::header();
     format::add_part(&mut bytes, trace, part, overwritten_count);
@@ -302,5 +292,4 @@ pub(super) fn part_bytes(limit_bytes: u64) -> u64 {
     limit_bytes / (file::EARLIER_COUNT as u64 + 1)
 }
 
-/// The time between two passes over the rings.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -4,7 +4,6 @@
 use super::event::{EventKind, Raw};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// The events that a full ring discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overflow {
     /// New events: a writer empties the ring.
@@ -25,9 +24,7 @@ impl Overflow {
 
 pub(super) struct Ring {
     places: Box<[[AtomicU64; WORD_COUNT]]>,
-    /// The number of events put in; written only by the ring's thread.
     put_count: Line<AtomicU64>,
-    /// The number of events taken out; written only by the writer.
     taken_count: Line<AtomicU64>,
     /// The time of the last event. The next one is later.
     last_ns: AtomicU64,
@@ -38,18 +35,15 @@ pub(super) struct Ring {
     overflow: Overflow,
 }
 
-/// Puts a value on a separate cache line.
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// An event with its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Timed {
     pub(super) time_ns: u64,
     pub(super) raw: Raw,
 }
 
-/// The fill level of the ring after a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Fine,
@@ -121,7 +115,6 @@ impl Ring {
         events.into_iter().skip(overwritten_count as usize).flatten().collect()
     }
 
-    /// Copies an event; `None` if another one was overwriting it.
     fn event(&self, count: u64) -> Option<Timed> {
         let place = &self.places[(count % EVENT_COUNT) as usize];
         let [first, words @ ..] = place.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -132,7 +125,6 @@ impl Ring {
         self.taken_count.0.load(Ordering::Relaxed) == self.put_count.0.load(Ordering::Acquire)
     }
 
-    /// The number of events ever put in.
     pub(super) fn put_count(&self) -> u64 {
         self.put_count.0.load(Ordering::Relaxed)
     }

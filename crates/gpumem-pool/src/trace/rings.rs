@@ -4,7 +4,8 @@ use super::event::Raw;
 use super::ring::{Level, Overflow, Ring, Timed};
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use gpumem_base::sync::Lock;
+use std::sync::Arc;
 use std::time::Instant;
 
 pub(super) struct Rings {
@@ -12,10 +13,9 @@ pub(super) struct Rings {
     number: u64,
     start: Instant,
     overflow: Overflow,
-    list: Mutex<RingList>,
+    list: Lock<RingList>,
     /// The held bytes of pools at their last events, by the pool's number. Pools that share an entry record more events.
     held_bytes: [AtomicU64; HELD_COUNT],
-    /// The losses of rings that were removed.
     dropped_count: AtomicU64,
 }
 
@@ -27,7 +27,6 @@ struct RingList {
 }
 
 thread_local! {
-    /// This thread's ring of each recorder.
     static OWN: RefCell<Vec<(u64, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -39,13 +38,12 @@ impl Rings {
             number: COUNT.fetch_add(1, Ordering::Relaxed),
             start: Instant::now(),
             overflow,
-            list: Mutex::new(RingList { all: vec![Arc::clone(&common)], thread_count: 1, common }),
+            list: Lock::new(RingList { all: vec![Arc::clone(&common)], thread_count: 1, common }),
             held_bytes: [const { AtomicU64::new(u64::MAX) }; HELD_COUNT],
             dropped_count: AtomicU64::new(0),
         }
     }
 
-    /// Records an event of this thread.
     #[inline]
     pub(super) fn record(&self, raw: Raw) -> Level {
         let now_ns = self.now_ns();
@@ -63,7 +61,7 @@ impl Rings {
     /// Records an event on a thread that has no ring yet, or whose thread-local storage is gone.
     #[cold]
     fn record_first(&self, now_ns: u64, raw: Raw, may_have_ring: bool) -> Level {
-        let mut list = self.list();
+        let mut list = self.list.lock();
         if !may_have_ring {
             return list.common.put(now_ns, raw);
         }
@@ -99,14 +97,13 @@ impl Rings {
         place.load(Ordering::Relaxed) != held_bytes && place.swap(held_bytes, Ordering::Relaxed) != held_bytes
     }
 
-    /// All rings.
     pub(super) fn all(&self) -> Vec<Arc<Ring>> {
-        self.list().all.clone()
+        self.list.lock().all.clone()
     }
 
     /// Removes the empty rings of threads that are gone.
     pub(super) fn remove_left(&self) {
-        self.list().all.retain(|ring| {
+        self.list.lock().all.retain(|ring| {
             // This list is the only holder: the ring's thread is gone.
             let is_left = Arc::strong_count(ring) == 1 && ring.is_empty();
             if is_left {
@@ -125,23 +122,18 @@ impl Rings {
         (last, put_count.saturating_sub(kept_count))
     }
 
-    /// The time for an event that is recorded now.
     pub(super) fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
 
     pub(super) fn dropped_count(&self) -> u64 {
-        let of_rings = self.list().all.iter().map(|ring| ring.dropped_count()).sum::<u64>();
+        let of_rings = self.list.lock().all.iter().map(|ring| ring.dropped_count()).sum::<u64>();
         of_rings + self.dropped_count.load(Ordering::Relaxed)
     }
 
     /// Marks the rings, so that their threads release them.
     pub(super) fn close(&self) {
-        self.list().all.iter().for_each(|ring| ring.close());
-    }
-
-    fn list(&self) -> MutexGuard<'_, RingList> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().all.iter().for_each(|ring| ring.close());
     }
 }
 

@@ -10,7 +10,6 @@ use gpumem_device::internal::{OrderEvent, OrderObserver};
 use std::sync::Arc;
 
 pub(super) trait Sink: Send + Sync {
-    /// The name of the adaptor.
     const NAME: &'static str;
 
     fn rings(&self) -> &Rings;
@@ -23,7 +22,6 @@ pub(super) trait Sink: Send + Sync {
     /// Records refusals in the same rings; `None` if the pool passes them to the sink itself.
     fn witness(&self) -> Option<Arc<dyn Witness>>;
 
-    /// Records an event of this thread.
     fn record(&self, raw: Raw);
 
     /// Called when the last handle of a pool is dropped.
@@ -95,7 +93,6 @@ fn reserved(sink: &impl Sink, pool: u32, figures: Option<Figures>) {
     }
 }
 
-/// Records the figures of a pool.
 pub(super) fn figures(record: impl Fn(Raw), pool: u32, figures: Option<Figures>) {
     if let Some(figures) = figures {
         record(Raw::reserved(pool, &figures));

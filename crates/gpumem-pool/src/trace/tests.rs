@@ -1,15 +1,13 @@
 //! Rings, bytes and files without a pool.
 
-use super::PoolSettings;
 use super::book::Entry;
 use super::event::{EventKind, Raw, RecordedEvent, What};
-use super::file;
 use super::format::{self, CHUNK_HEADER_BYTES, Flaw, HEADER_BYTES};
 use super::read::{ReadError, Recording};
 use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Overflow, Ring, Timed};
+use super::{PoolSettings, file};
 use crate::config::{BackendKind, MemoryKind};
-use crate::pool::Gauge;
 use crate::stats::{Names, Tags};
 use core::time::Duration;
 use proptest::prelude::*;
@@ -31,7 +29,7 @@ fn settings(pool: u32) -> PoolSettings {
 }
 
 fn entry(pool: u32, names: &Arc<Names>) -> Entry {
-    Entry { settings: settings(pool), names: Arc::clone(names), gauge: Gauge::default() }
+    Entry { settings: settings(pool), names: Arc::clone(names), listing: std::sync::Weak::new() }
 }
 
 fn alloc(address: u64) -> Raw {
@@ -364,7 +362,7 @@ fn a_full_file_is_continued_in_the_next() {
     let path = scratch("parts");
     let recorder = Recorder::start(&path, Some(20_000)).unwrap();
     let tags = Tags::new();
-    recorder.book.add(entry(3, tags.names()));
+    recorder.book.add(entry(3, &tags.names));
     let tag = u64::from(tags.hold("kept").number);
     let record = |kind, address: u64, value| {
         recorder.record(Raw { kind, words: [address, value, 7, 3 | tag << 32] });
@@ -470,7 +468,7 @@ fn tags_are_named_before_they_are_used() {
     let recorder = Recorder::start(&path, None).unwrap();
     for pool in 1..4_u64 {
         let tags = Tags::new();
-        recorder.book.add(entry(pool as u32, tags.names()));
+        recorder.book.add(entry(pool as u32, &tags.names));
         for round in 0..3 {
             for name in ["a", "b", "c"].into_iter().take(round + 1) {
                 let tag = u64::from(tags.hold(name).number);

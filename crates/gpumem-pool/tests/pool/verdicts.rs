@@ -232,12 +232,6 @@ const WAYS: &[Way] = &[
             pool.wake_parts(["weights"]).map(drop)
         }))
     }),
-    #[cfg(feature = "allocator-api2")]
-    ("a vector of PinnedAllocator", Meets::Ladder, |fixture, device| {
-        let pool = (fixture.kind == MemoryKind::Host).then(|| builder(fixture, device).build().unwrap())?;
-        let allocator = gpumem_pool::PinnedAllocator::new(&pool, &Stream::new(device).unwrap()).unwrap();
-        Some(Box::new(move || allocator.vec_with_capacity::<u64>(1 << 20).map(drop)))
-    }),
     ("memory of a graph", Meets::Ladder, |fixture, device| {
         let (pool, stream) = (builder(fixture, device).build().unwrap(), Stream::new(device).unwrap());
         (fixture.kind != MemoryKind::Host).then(|| {

@@ -9,16 +9,15 @@ use crate::device::context::Handle;
 use crate::device::objects::{Object, Owned};
 use crate::device::primary::PrimaryContext;
 use gpumem_base::order::StreamIndex;
+use gpumem_base::sync::Lock;
 use gpumem_sys::types::{CUcontext, CUevent, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Mutex, PoisonError};
 
 #[derive(Default)]
-pub(crate) struct Lanes(Mutex<Vec<Lane>>);
+pub(crate) struct Lanes(Lock<Vec<Lane>>);
 
 struct Lane {
     raw: Handle<CUstream_st>,
-    /// The stream whose markers it waits for.
     source: StreamIndex,
 }
 
@@ -31,7 +30,7 @@ impl Lanes {
         event: CUevent,
         work: impl FnOnce(CUstream) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        let mut lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = self.0.lock();
         let index = match lanes.iter().position(|lane| lane.source == source) {
             Some(index) => index,
             None => choose(&mut lanes, device, source)?,
@@ -45,7 +44,7 @@ impl Lanes {
 
     /// Destroys all lanes. The device is being dropped, so no marker is pending.
     pub(crate) fn destroy(&mut self, driver: &Driver, context: CUcontext) {
-        let lanes = core::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let lanes = core::mem::take(self.0.get_mut());
         for lane in lanes {
             Owned { object: Object::Stream(lane.raw.0), context }.destroy_at_end(driver);
         }

@@ -9,13 +9,14 @@ use crate::device::primary::{PrimaryContext, when_lost};
 use core::ffi::c_void;
 use core::task::Waker;
 use core::time::Duration;
+use gpumem_base::sync::Lock;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUstream;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
-static LIST: Mutex<List> = Mutex::new(List {
+static LIST: Lock<List> = Lock::new(List {
     pending: BTreeMap::new(),
     reported: Vec::new(),
     checks_all: false,
@@ -57,7 +58,6 @@ pub(super) fn add(pending: &Arc<Pending>) -> bool {
     list.has_thread
 }
 
-/// Removes a completion, which may have been resolved already.
 pub(super) fn remove(id: u64) {
     let removed = lock().pending.remove(&id);
     // Dropped outside the lock: it may be the last user of its device.
@@ -72,12 +72,10 @@ pub(super) fn notify(device: &PrimaryContext, lane: CUstream, id: u64) -> Result
     }
 }
 
-/// The host function. Its argument is a number.
 unsafe extern "C" fn reached(id: *mut c_void) {
     report(id.addr() as u64);
 }
 
-/// A host function has run.
 fn report(id: u64) {
     lock().reported.push(id);
     CHANGED.notify_one();
@@ -93,7 +91,7 @@ fn check_all() {
 }
 
 fn lock() -> MutexGuard<'static, List> {
-    LIST.lock().unwrap_or_else(PoisonError::into_inner)
+    LIST.lock()
 }
 
 fn run() {
@@ -121,7 +119,7 @@ fn settle(pending: Arc<Pending>) -> Option<Waker> {
     let removed = list.pending.remove(&pending.id);
     drop(list);
     drop(removed);
-    pending.progress().waker.take()
+    pending.progress.lock().waker.take()
 }
 
 /// Sleeps until there are completions to query: those that were reported, or all.

@@ -10,25 +10,23 @@ use crate::device::primary::{HeldContext, PrimaryContext};
 use crate::error::DeviceError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_base::order::Stamp;
+use gpumem_base::sync::Lock;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUcontext, CUctx_st};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The waits of a machine's devices for each other's work.
 #[derive(Default)]
 pub(super) struct AwaitedWork {
     /// True if there were ever two devices, which can wait for each other.
     is_expected: AtomicBool,
     /// True if there are any waits. Each wait of the host checks it.
     has_any: AtomicBool,
-    waits: Mutex<Vec<Awaited>>,
+    waits: Lock<Vec<Awaited>>,
 }
 
 /// A wait of one context's streams for the work of another. There is one for each stream that is waited for.
 struct Awaited {
     waiter: Handle<CUctx_st>,
     source: Handle<CUctx_st>,
-    /// Their devices.
     ordinals: [u32; 2],
     /// The latest work that is waited for.
     stamp: Stamp,
@@ -37,7 +35,6 @@ struct Awaited {
 }
 
 impl AwaitedWork {
-    /// There are two devices.
     pub(super) fn expect_waits(&self) {
         self.is_expected.store(true, Ordering::Release);
     }
@@ -52,7 +49,7 @@ impl AwaitedWork {
     }
 
     pub(super) fn add(&self, waiter: &PrimaryContext, source: &PrimaryContext, stamp: Stamp) {
-        let mut list = self.list();
+        let mut list = self.waits.lock();
         let known = list.iter_mut().find(|known| {
             known.waiter.0 == waiter.context()
                 && known.source.0 == source.context()
@@ -78,8 +75,12 @@ impl AwaitedWork {
         devices: &[HeldContext],
         is_complete: impl Fn(Stamp) -> bool,
     ) -> Result<(), DeviceError> {
-        let waits: Vec<_> =
-            self.list().iter().map(|wait| (wait.source.0, wait.stamp, wait.lost, wait.ordinals)).collect();
+        let waits: Vec<_> = self
+            .waits
+            .lock()
+            .iter()
+            .map(|wait| (wait.source.0, wait.stamp, wait.lost, wait.ordinals))
+            .collect();
         for (source, stamp, lost, [ordinal, awaited]) in waits {
             // Queried before the device: if the device is alive afterwards, the work has run.
             let is_complete = is_complete(stamp);
@@ -110,12 +111,8 @@ impl AwaitedWork {
     }
 
     fn retain(&self, keeps: impl FnMut(&mut Awaited) -> bool) {
-        let mut list = self.list();
+        let mut list = self.waits.lock();
         list.retain_mut(keeps);
         self.has_any.store(!list.is_empty(), Ordering::Release);
-    }
-
-    fn list(&self) -> MutexGuard<'_, Vec<Awaited>> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

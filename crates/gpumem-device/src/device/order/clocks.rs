@@ -10,21 +10,21 @@ use crate::device::sleepers::Sleepers;
 use crate::error::DeviceError;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use gpumem_base::order::{Epochs, Order, Seen, Stamp, StreamId, StreamIndex};
+use gpumem_base::sync::Lock;
 use gpumem_sys::Driver;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The clocks of one machine.
 pub struct Clocks {
     pub(super) driver: Driver,
     pub(super) epochs: Epochs,
     pub(super) stream_states: StreamStates,
-    table: Mutex<StreamTable>,
-    /// By the driver's unique stream id.
-    names: Mutex<HashMap<u64, NamedStream>>,
+    pub(super) table: Lock<StreamTable>,
+    /// By the driver's unique stream id. Locked before the table.
+    pub(super) names: Lock<HashMap<u64, NamedStream>>,
     /// True if there was ever a stream that may be marked only by calls that name it.
     pub(super) had_named: AtomicBool,
-    /// The waits of devices for each other's work.
     pub(super) awaited: AwaitedWork,
     /// All stream indices ever used are below this.
     pub(super) index_count: AtomicUsize,
@@ -32,13 +32,11 @@ pub struct Clocks {
     pub(super) cursor: AtomicUsize,
     /// The active captures and the graphs made from captures.
     pub(super) captures: Captures,
-    /// The memory that sleeps. Every device may use the memory of the others.
     sleepers: Sleepers,
     /// The values of the last [`Clocks::check`].
-    seen: Mutex<Seen>,
+    seen: Lock<Seen>,
 }
 
-/// The free indices and the open devices.
 #[derive(Default)]
 pub(super) struct StreamTable {
     /// The indices whose streams are gone; lowest first.
@@ -57,8 +55,8 @@ pub(super) struct NamedStream {
 impl Clocks {
     /// The clocks of a driver's machine. They exist as long as a device holds them.
     pub(crate) fn of(driver: &Driver) -> Arc<Self> {
-        static MACHINES: Mutex<Vec<Weak<Clocks>>> = Mutex::new(Vec::new());
-        let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+        static MACHINES: Lock<Vec<Weak<Clocks>>> = Lock::new(Vec::new());
+        let mut machines = MACHINES.lock();
         let live: Vec<_> = machines.iter().filter_map(Weak::upgrade).collect();
         let found = live.iter().find(|clocks| clocks.driver.is_same_machine(driver)).cloned();
         let clocks = found.unwrap_or_else(|| Arc::new(Self::new(driver)));
@@ -76,15 +74,15 @@ impl Clocks {
             driver: driver.clone(),
             epochs: Epochs::new(),
             stream_states: StreamStates::new(),
-            table: Mutex::default(),
-            names: Mutex::default(),
+            table: Lock::default(),
+            names: Lock::default(),
             had_named: AtomicBool::new(false),
             awaited: AwaitedWork::default(),
             index_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             captures: Captures::default(),
             sleepers: Sleepers::default(),
-            seen: Mutex::default(),
+            seen: Lock::default(),
         }
     }
 
@@ -155,7 +153,7 @@ impl Clocks {
 
     /// Like [`Clocks::devices`], with those that the program has reset.
     pub(crate) fn devices_with_reset(&self) -> Vec<HeldContext> {
-        self.table().devices.iter().filter_map(WeakContext::upgrade).collect()
+        self.table.lock().devices.iter().filter_map(WeakContext::upgrade).collect()
     }
 
     /// Returns an error if a device is lost that another device has waited for. Called after each wait of the host that the program
@@ -172,23 +170,13 @@ impl Clocks {
         self.awaited.find_lost_source(&self.devices_with_reset(), |stamp| self.is_complete(stamp))
     }
 
-    /// All stream indices ever used.
     pub(super) fn used_indices(&self) -> impl Iterator<Item = StreamIndex> + use<> {
         (0..self.index_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
     }
 
-    /// Taken before the lock of the stream table.
-    pub(super) fn names(&self) -> MutexGuard<'_, HashMap<u64, NamedStream>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn table(&self) -> MutexGuard<'_, StreamTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Checks that no clock has gone back since the last check. The error names the first that has.
     pub fn check(&self) -> Result<(), String> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         self.epochs.check(self.index_count.load(Ordering::Acquire), &mut seen)
     }
 
@@ -198,7 +186,6 @@ impl Clocks {
         self.had_named.load(Ordering::Relaxed)
     }
 
-    /// The number of live streams.
     #[cfg(test)]
     pub(crate) fn active_streams(&self) -> usize {
         let is_live =

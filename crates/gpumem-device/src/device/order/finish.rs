@@ -11,7 +11,6 @@ use gpumem_sys::DriverError;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A way to wait for a stream's work.
 enum Cover {
     /// The work is known to be complete.
     Complete,

@@ -11,10 +11,11 @@ use crate::device::primary::{HeldContext, PrimaryContext, WeakContext};
 use crate::device::thread::ThreadNumber;
 use core::sync::atomic::AtomicU32;
 use gpumem_base::order::{Epochs, Order, Stamp, StreamIndex};
+use gpumem_base::sync::Lock;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 /// The properties of a new stream that the clocks need.
@@ -41,11 +42,10 @@ pub(crate) enum Life {
     Named,
 }
 
-/// One state for each stream index ever used.
 pub(super) struct StreamStates(Box<[OnceLock<Box<StreamSlot>>]>);
 
 struct StreamSlot {
-    state: Mutex<StreamState>,
+    state: Lock<StreamState>,
     /// The number of further markers that are worth recording before another stream waits for them: see [`Clocks::has_waiters`].
     ///
     /// [`Clocks::has_waiters`]: super::Clocks::has_waiters
@@ -104,16 +104,12 @@ impl StreamStates {
 
     /// Like [`StreamStates::lock`], and `None` also if another thread holds the lock.
     pub(super) fn try_lock(&self, index: StreamIndex) -> Option<Locked<'_>> {
-        match self.state(index).try_lock() {
-            Ok(state) => Self::with_device(state),
-            Err(TryLockError::Poisoned(poisoned)) => Self::with_device(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.state(index).try_lock().and_then(Self::with_device)
     }
 
     /// Locks a state, even if its device is gone.
     pub(super) fn guard(&self, index: StreamIndex) -> MutexGuard<'_, StreamState> {
-        self.state(index).lock().unwrap_or_else(PoisonError::into_inner)
+        self.state(index).lock()
     }
 
     /// See [`Clocks::has_waiters`](super::Clocks::has_waiters). The host has no entry.
@@ -122,14 +118,14 @@ impl StreamStates {
         &self.entry(index).awaited_count
     }
 
-    fn state(&self, index: StreamIndex) -> &Mutex<StreamState> {
+    fn state(&self, index: StreamIndex) -> &Lock<StreamState> {
         &self.entry(index).state
     }
 
     #[inline]
     fn entry(&self, index: StreamIndex) -> &StreamSlot {
         self.0[usize::from(index.0) % StreamIndex::COUNT_MAX].get_or_init(|| {
-            Box::new(StreamSlot { state: Mutex::new(StreamState::empty()), awaited_count: AtomicU32::new(0) })
+            Box::new(StreamSlot { state: Lock::new(StreamState::empty()), awaited_count: AtomicU32::new(0) })
         })
     }
 
@@ -212,7 +208,6 @@ impl StreamState {
 }
 
 impl Locked<'_> {
-    /// True if a stream has the index.
     pub(super) fn is_live(&self) -> bool {
         self.state.stream.is_some()
     }
@@ -251,12 +246,10 @@ impl Locked<'_> {
         self.state.stream.as_ref().map(|stream| stream.raw.0)
     }
 
-    /// True if there are markers to query.
     pub(super) fn has_marks(&self) -> bool {
         !self.state.ring.is_empty()
     }
 
-    /// True if a marker in the legacy stream covers the stream's work.
     pub(super) fn is_blocking(&self) -> bool {
         self.state.is_blocking
     }

@@ -23,7 +23,7 @@ impl Clocks {
         if self.devices_with_reset().iter().any(|other| **other != *device) {
             self.awaited.expect_waits();
         }
-        self.table().devices.push(device.downgrade());
+        self.table.lock().devices.push(device.downgrade());
     }
 
     /// Gives a new stream its index and identity. It is alive until [`Clocks::retire`].
@@ -67,7 +67,7 @@ impl Clocks {
         };
         // Dropped after the lock: dropping the last clone of a stream takes it.
         let found;
-        let mut names = self.names();
+        let mut names = self.names.lock();
         let known = names.get(&driver_id);
         found = known.and_then(|name| name.stream.upgrade()).and_then(typed::<S>);
         if let Some(stream) = found.as_ref().filter(|stream| stream.is_usable()) {
@@ -90,7 +90,7 @@ impl Clocks {
     /// Stores the driver id of an owned stream: its handle may be wrapped later.
     pub(crate) fn name<S: AnyStream>(&self, driver_id: Option<u64>, stream: &Arc<S>) {
         if let Some(driver_id) = driver_id {
-            self.names().insert(driver_id, name_of(stream));
+            self.names.lock().insert(driver_id, name_of(stream));
         }
     }
 
@@ -110,12 +110,12 @@ impl Clocks {
                 && state.has_own_handle()
                 && state.is_of(&device)
         };
-        self.names().iter().find(|(_, name)| is_it(name)).map(|(driver_id, _)| *driver_id)
+        self.names.lock().iter().find(|(_, name)| is_it(name)).map(|(driver_id, _)| *driver_id)
     }
 
     /// Renames a stream that was recognised by its handle, now that its driver id is known.
     pub(crate) fn rename(&self, handle: u64, driver_id: u64) {
-        let mut names = self.names();
+        let mut names = self.names.lock();
         if !names.contains_key(&driver_id)
             && let Some(name) = names.remove(&handle)
         {
@@ -135,7 +135,7 @@ impl Clocks {
 
     /// Reopens an abandoned stream, unless its index was reused.
     fn adopt(&self, stream: StreamId, device: &PrimaryContext, parts: &StreamParts) -> bool {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let at = table.retired.binary_search(&stream.stream_index());
         let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.stream_index()) == stream) else {
             return false;
@@ -160,7 +160,7 @@ impl Clocks {
         let index = stream.stream_index();
         if driver_id.is_some() {
             // By identity: the stream may have been renamed since it was opened.
-            self.names().retain(|_, name| name.id != stream);
+            self.names.lock().retain(|_, name| name.id != stream);
         }
         self.last_mark(index);
         self.give_up(index);
@@ -169,7 +169,7 @@ impl Clocks {
     /// Like [`Clocks::retire`], for a stream without clones that lives on until its owner is dropped. If it has been wrapped again since,
     /// returns that wrap instead, which has the same id.
     pub(crate) fn retire_unless_wrapped<S: AnyStream>(&self, stream: StreamId) -> Option<Arc<S>> {
-        let mut names = self.names();
+        let mut names = self.names.lock();
         let mut own = names.values().filter(|name| name.id == stream);
         if let Some(wrapped) = own.find_map(|name| typed(name.stream.upgrade()?)) {
             return Some(wrapped);
@@ -184,7 +184,7 @@ impl Clocks {
     /// Closes a stream without clones, whose owner may have destroyed it. It is not touched, unless the caller knows
     /// that it is alive. It may be wrapped again. A stream that lives on without a clone is unchanged.
     pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {
-        let _names = driver_id.map(|_| self.names());
+        let _names = driver_id.map(|_| self.names.lock());
         if self.stream_states.guard(stream.stream_index()).is_long_lived() {
             return;
         }
@@ -206,7 +206,7 @@ impl Clocks {
     }
 
     fn give_up(&self, index: StreamIndex) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let at = table.retired.partition_point(|other| *other < index);
         table.retired.insert(at, index);
     }
@@ -216,7 +216,7 @@ impl Clocks {
         if let Some(index) = self.take_complete() {
             return Ok(index);
         }
-        let retired = self.table().retired.clone();
+        let retired = self.table.lock().retired.clone();
         // A query would break active captures.
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for index in retired {
@@ -229,13 +229,13 @@ impl Clocks {
     }
 
     fn take_complete(&self) -> Option<StreamIndex> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let at = table.retired.iter().position(|index| self.is_complete(self.stamp(*index)))?;
         Some(table.retired.remove(at))
     }
 
     fn fresh_slot(&self) -> Result<StreamIndex, DeviceError> {
-        let _one_at_a_time = self.table();
+        let _one_at_a_time = self.table.lock();
         let next = self.index_count.load(Ordering::Relaxed);
         if next == StreamIndex::COUNT_MAX {
             return Err(DeviceError::TooManyStreams { limit: StreamIndex::COUNT_MAX });
@@ -263,7 +263,7 @@ impl Clocks {
     /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the context. If there is
     /// none, waits for the work if the machine has other devices, whose pools may ask for its completion.
     pub(crate) fn close_device(&self, ending: &WeakContext, context: CUcontext) {
-        self.table().devices.retain(|device| !device.is_same(ending));
+        self.table.lock().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
             self.each_of(ending, |state, _| state.move_to(heir));
@@ -303,7 +303,7 @@ impl Clocks {
     /// The end of a device that was reset: its work has ended, and its objects are gone.
     pub(crate) fn drop_device(&self, ending: &WeakContext, context: CUcontext, error: DriverError) {
         self.awaited.end(context, || Some(error));
-        self.table().devices.retain(|device| !device.is_same(ending));
+        self.table.lock().devices.retain(|device| !device.is_same(ending));
         self.saw_end(ending);
         // Their drops find no device, and do nothing.
         drop(self.end_streams(ending));

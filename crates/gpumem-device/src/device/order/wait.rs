@@ -89,7 +89,6 @@ impl Clocks {
         self.poll_while(|asked_count| asked_count < stream_count)
     }
 
-    /// Queries each stream at most once.
     fn poll_while(&self, goes_on: impl Fn(usize) -> bool) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let mut moved = false;
@@ -434,7 +433,6 @@ impl Clocks {
             .map(Option::flatten)
     }
 
-    /// Waits on the host for a marker.
     pub(crate) fn synchronize_marker(
         &self,
         device: &PrimaryContext,
@@ -446,7 +444,6 @@ impl Clocks {
         Ok(())
     }
 
-    /// True if a marker is complete. Does not wait.
     pub(crate) fn query_marker(&self, device: &PrimaryContext, mark: &Marker) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;

@@ -20,7 +20,7 @@ use core::cell::RefCell;
 use core::sync::atomic::Ordering;
 use gpumem_sys::types::{CUstream, CUstream_flags, CUstreamCaptureStatus};
 use gpumem_sys::{DriverError, fork};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 impl Stream {
     /// Wraps a stream that another library (cudarc, cuBLAS, PyTorch) created and will destroy. Null and the driver's
@@ -188,7 +188,7 @@ impl Stream {
             return Err(DeviceError::Stream(StreamError::Borrowed));
         }
         // Once this returns, the owner may destroy the handle, so a second thread waits until the first has retired the stream.
-        let _one = self.0.retirement.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.0.retirement.lock();
         self.check_usable()?;
         if self.0.kind != HandleKind::Owned {
             self.0.is_retired.store(true, Ordering::SeqCst);
@@ -200,7 +200,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the known stream with this driver id, otherwise a new one.
     fn wrap(
         device: &Device,
         raw: CUstream,

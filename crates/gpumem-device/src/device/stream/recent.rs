@@ -4,8 +4,8 @@ use super::Stream;
 use crate::device::Device;
 use crate::device::order::LEGACY;
 use crate::error::DeviceError;
+use gpumem_base::sync::Lock;
 use gpumem_sys::types::CUstream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Keeps the wraps of the most recently named streams. A call that has only the handle finds the stream here; [`Stream::from_raw`] would
 /// open it, and dropping the wrap would abandon it.
@@ -19,7 +19,7 @@ pub struct RecentStreams([Shelf; SHELF_COUNT]);
 
 /// The latest wraps of some handles, oldest first; each handle once.
 #[derive(Debug, Default)]
-struct Shelf(Mutex<Vec<Stream>>);
+struct Shelf(Lock<Vec<Stream>>);
 
 impl RecentStreams {
     /// Like [`Stream::from_raw`], for streams of one device.
@@ -48,11 +48,11 @@ impl RecentStreams {
 
 impl Shelf {
     fn find(&self, raw: CUstream) -> Option<Stream> {
-        self.lock().iter().find(|stream| stream.raw() == raw).cloned()
+        self.0.lock().iter().find(|stream| stream.raw() == raw).cloned()
     }
 
     fn keep(&self, stream: &Stream) {
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         let same = kept.iter().position(|kept| kept.raw() == stream.raw());
         let replaced =
             same.or_else(|| (kept.len() >= SHELF_LENGTH_MAX).then_some(0)).map(|at| kept.remove(at));
@@ -60,10 +60,6 @@ impl Shelf {
         // The drop of a last clone takes other locks.
         drop(kept);
         drop(replaced);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

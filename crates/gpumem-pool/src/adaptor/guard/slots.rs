@@ -6,14 +6,15 @@
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, Release};
 use crate::error::PoolError;
 use core::ffi::c_void;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{Clocks, Handle, HowFar, Order, Stamp, WeakDevice};
 use gpumem_device::{Device, StreamId};
 use gpumem_sys::Driver;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Default)]
-pub(super) struct Slots(Mutex<Vec<Slab>>);
+pub(super) struct Slots(Lock<Vec<Slab>>);
 
 /// The edges of a freed block that are being copied.
 #[derive(Clone)]
@@ -45,9 +46,8 @@ struct Filling {
 pub(super) type Done = (Edges, Vec<u8>, Vec<u8>);
 
 impl Slots {
-    /// Allocates a slab for the device, unless it has one.
     pub(super) fn prepare(&self, device: &Device) -> Result<(), PoolError> {
-        let mut slabs = self.lock();
+        let mut slabs = self.0.lock();
         if !slabs.iter().any(|slab| slab.is_of(device)) {
             slabs.push(Slab::new(device)?);
         }
@@ -56,7 +56,7 @@ impl Slots {
 
     /// Queues copies of a block's guard bytes behind its uses. False if that is impossible now.
     pub(super) fn fill(&self, release: &Release<'_>, edges: Edges) -> bool {
-        let mut slabs = self.lock();
+        let mut slabs = self.0.lock();
         let Some(slab) = slabs.iter_mut().find(|slab| slab.is_of(release.device())) else { return false };
         let Some(slot) = slab.free.pop() else { return false };
         let Edges { address, size_bytes, back_bytes, stream, .. } = edges;
@@ -85,14 +85,9 @@ impl Slots {
         true
     }
 
-    /// The blocks whose copies are complete.
     pub(super) fn done(&self) -> Vec<Done> {
-        let mut slabs = self.lock();
+        let mut slabs = self.0.lock();
         slabs.iter_mut().flat_map(Slab::done).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Slab>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -153,7 +148,7 @@ impl Slab {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        for mut slab in self.lock().drain(..) {
+        for mut slab in self.0.lock().drain(..) {
             // Without its context, the memory no longer exists.
             if let Some(device) = slab.device.upgrade() {
                 let release =

@@ -10,7 +10,6 @@ use gpumem_sys::types::{
 };
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The type of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeapMemory {
     /// Handles, mapped where the heap needs them.
@@ -29,11 +28,11 @@ impl HeapMemory {
 }
 
 pub(super) struct MemoryAccess {
-    memory: HeapMemory,
+    pub(super) memory: HeapMemory,
     device: CUdevice,
-    handle_use: HandleUse,
-    admission: Admission,
-    activity: Arc<ActivityCounters>,
+    pub(super) handle_use: HandleUse,
+    pub(super) admission: Admission,
+    pub(super) activity: Arc<ActivityCounters>,
     /// The devices with access; the pool's own device comes first. Entries are added only under the heap's lock, so
     /// that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
@@ -58,27 +57,9 @@ impl MemoryAccess {
         Self { admission, activity, granted: RwLock::default(), ..*self }
     }
 
-    pub(super) fn handle_use(&self) -> HandleUse {
-        self.handle_use
-    }
-
     #[cfg(unix)]
     pub(super) fn is_exportable(&self) -> bool {
         self.handle_use.exportable
-    }
-
-    pub(super) fn memory(&self) -> HeapMemory {
-        self.memory
-    }
-
-    /// The limits that the memory counts against.
-    pub(super) fn admission(&self) -> &Admission {
-        &self.admission
-    }
-
-    /// The counters of the pool's driver calls and waits.
-    pub(super) fn activity(&self) -> &ActivityCounters {
-        &self.activity
     }
 
     pub(super) fn grant(&self, peer: CUdevice) {
@@ -93,7 +74,6 @@ impl MemoryAccess {
         work(&self.granted.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The properties for creating a handle.
     pub(super) fn props(&self) -> CUmemAllocationProp {
         let requested = if self.handle_use.exportable {
             CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -113,7 +93,6 @@ impl MemoryAccess {
     }
 }
 
-/// Read and write access for a device.
 pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: location(device),
@@ -121,7 +100,6 @@ pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
     }
 }
 
-/// No access for a device.
 pub(super) fn none_of(device: CUdevice) -> CUmemAccessDesc {
     CUmemAccessDesc { location: location(device), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE }
 }

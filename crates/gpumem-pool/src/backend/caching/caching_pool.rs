@@ -45,24 +45,19 @@ use crate::backend::source::BackendSetup;
 use crate::config::Tuning;
 use crate::error::{GrowthLog, PoolError};
 use crate::figures::ActivityCounters;
-use crate::limits::{Limits, Trimmables};
-use crate::stats::TagCounters;
+use crate::limits::{Limits, Trimmable, WeakList};
+use crate::stats::Tags;
 use addresses::Chosen;
 pub(super) use block_search::BlockSearch;
 use contents::Contents;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_base::sync::Mutex;
-use gpumem_base::sync::{SpinMutex, SpinMutexGuard};
+use gpumem_base::sync::{Mutex, SpinMutex, SpinMutexGuard};
 use gpumem_device::internal::{Clocks, HowFar, Idle, Order, Stamp};
 use gpumem_device::{Device, Stream, StreamId};
-use gpumem_heap::SizeClass;
-use gpumem_heap::cache;
-use gpumem_heap::cache::OwnerGuard;
-use gpumem_heap::cache::ThreadCaches;
-use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, SizeStep};
+use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, OwnerGuard, Retention, SizeStep, ThreadCaches};
 use gpumem_heap::heap::Heap;
-use gpumem_sys::fork;
-use gpumem_sys::{Driver, DriverError};
+use gpumem_heap::{SizeClass, cache};
+use gpumem_sys::{Driver, DriverError, fork};
 pub(super) use guarded::Core;
 use orphaned_heap::OrphanedHeap;
 use std::sync::{Arc, Once, PoisonError, Weak};
@@ -71,17 +66,15 @@ pub(crate) struct CachingPool {
     own: Weak<Self>,
     /// The key of the pool's caches in the thread-local tables. Keys are never reused, so an entry that a thread caches of a
     /// dropped pool matches no other pool.
-    cache_key: u64,
+    pub(crate) cache_key: u64,
     pub(super) device: Device,
     pub(super) tuning: Tuning,
     limits: Limits,
     access: MemoryAccess,
     growth: GrowthLog,
-    tags: TagCounters,
-    /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
+    tags: Tags,
     collect_above: Option<f64>,
     idle: Idle,
-    /// True if the device notifies this pool of host waits.
     is_registered_for_waits: Once,
     /// The reason for plain segments, if virtual memory was wanted.
     lack: Option<String>,
@@ -110,7 +103,7 @@ impl CachingPool {
             HeapMemory::Virtual => Heap::new(tuning.heap, ranges),
             HeapMemory::Segments(_) => Heap::of_segments(tuning.heap),
         };
-        heap.set_limit_bytes(limits.node().limit_bytes());
+        heap.set_limit_bytes(limits.node.limit_bytes());
         let pool = Arc::new_cyclic(|own| Self {
             own: own.clone(),
             cache_key: NEXT_KEY.fetch_add(cache::KEY_STEP, Ordering::Relaxed),
@@ -135,8 +128,8 @@ impl CachingPool {
             pool.register_for_waits();
         }
         forget_caches_in_children();
-        Trimmables::on(device).add(pool.own.clone());
-        limits.node().add_trimmable(pool.own.clone());
+        WeakList::<dyn Trimmable>::on(device).add(pool.own.clone());
+        limits.node.add_trimmable(pool.own.clone());
         Ok(pool)
     }
 
@@ -151,7 +144,6 @@ impl CachingPool {
         taken.flatten().map(|(class, block)| of_class(class, block))
     }
 
-    /// Counts a block that the heap has handed out.
     fn count_out(&self, stream: StreamId, size_bytes: u64) {
         if self.with_cache_or_adopt(stream, |set| set.count_out(size_bytes)) != Some(true) {
             self.thread_caches.count_out(stream.as_u64(), size_bytes);
@@ -178,7 +170,6 @@ impl CachingPool {
         cache::with_cache_or_adopt(self.cache_key, stream.as_u64(), adopt, work)
     }
 
-    /// Adapts the combined capacity of the thread caches to the heap.
     pub(super) fn set_cache_cap(&self, core: &Core) {
         self.thread_caches.set_cap(core.heap.magazine_bytes());
     }
@@ -199,7 +190,7 @@ impl CachingPool {
 
     /// True if the memory is host-accessible. If so, only complete memory is free.
     fn is_for_host(&self) -> bool {
-        self.access.memory().kind().is_host_accessible()
+        self.access.memory.kind().is_host_accessible()
     }
 
     pub(super) fn reserved_bytes(&self) -> u64 {
@@ -223,16 +214,11 @@ impl CachingPool {
         settled
     }
 
-    pub(crate) fn cache_key(&self) -> u64 {
-        self.cache_key
-    }
-
     /// True if the memory is mapped by the heap, rather than in plain segments.
     pub(crate) fn is_virtual(&self) -> bool {
-        self.access.memory() == HeapMemory::Virtual
+        self.access.memory == HeapMemory::Virtual
     }
 
-    /// The counters of live blocks.
     pub(super) fn counts(&self) -> Counts {
         let (sum, core) = (self.thread_caches.counters().shown(), self.core());
         // While other threads allocate and free, the sums may include only part of their operations.
@@ -255,9 +241,8 @@ impl CachingPool {
         Ok(self.trim(keep_bytes)?)
     }
 
-    /// The counters of driver calls and waits.
     pub(super) fn activity(&self) -> &ActivityCounters {
-        self.access.activity()
+        &self.access.activity
     }
 
     pub(super) fn clocks(&self) -> &Clocks {
@@ -279,7 +264,7 @@ impl Drop for CachingPool {
         let heap =
             core::mem::replace(&mut core.heap, Heap::new(gpumem_base::HeapTuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
-        let ranges = match self.access.memory() {
+        let ranges = match self.access.memory {
             HeapMemory::Virtual => self.ranges.to_vec(),
             HeapMemory::Segments(_) => Vec::new(),
         };

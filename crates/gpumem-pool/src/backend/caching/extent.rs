@@ -23,13 +23,12 @@ pub(super) struct Extents {
     lost_addresses: Vec<(u64, u64)>,
     /// True while the pool sleeps. Extents keep their addresses, because operations on them are refused and copies may be using the memory
     /// of sleeping extents.
-    is_sleeping: bool,
+    pub(super) is_sleeping: bool,
 }
 
 pub(super) struct Extent {
     address: u64,
     addresses_bytes: u64,
-    /// Adjacent handles from the start, each with its size.
     handles: Vec<(RawHandle, u64)>,
     pub(super) mapped_bytes: u64,
     /// The size, from the start, to which devices have access.
@@ -84,7 +83,6 @@ impl Extents {
         by_id.get_mut(&id).map_or(Ok(()), |extent| extent.map_up_to(end_bytes, lost, vmm))
     }
 
-    /// The memory that the driver has created for extents and that has not been released.
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.lost.bytes() + self.by_id.values().map(Extent::reserved_bytes).sum::<u64>()
     }
@@ -134,7 +132,6 @@ impl Extents {
         settled
     }
 
-    /// The address ranges of the extents.
     pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         self.by_id.values().map(|extent| extent.address..extent.address + extent.addresses_bytes)
     }
@@ -173,11 +170,6 @@ impl Extents {
         self.is_sleeping = false;
     }
 
-    pub(super) fn is_sleeping(&self) -> bool {
-        self.is_sleeping
-    }
-
-    /// The memory that sleeps.
     pub(super) fn sleeping_bytes(&self) -> u64 {
         self.by_id.values().map(|extent| extent.mapped_bytes - extent.reserved_bytes()).sum()
     }
@@ -196,7 +188,6 @@ impl Extents {
         self.lost.release(vmm)
     }
 
-    /// Checks the extents' counters against each other and returns the first contradiction.
     pub(super) fn check(&self, heap: &Heap) -> Result<(), String> {
         for (id, extent) in &self.by_id {
             let handles_bytes: u64 = extent.handles.iter().map(|(_, size_bytes)| size_bytes).sum();
@@ -213,7 +204,6 @@ impl Extents {
         }
     }
 
-    /// The streams with pending uses of memory behind a size.
     pub(super) fn pending_streams(&self) -> impl Iterator<Item = StreamIndex> {
         self.by_id.values().flat_map(|extent| &extent.pending_shrink).map(|stamp| stamp.stream_index())
     }
@@ -224,7 +214,6 @@ impl Extents {
 }
 
 impl Extent {
-    /// True if the extent sleeps, or is about to.
     pub(super) fn is_asleep(&self) -> bool {
         self.sleep.is_some()
     }
@@ -233,13 +222,11 @@ impl Extent {
         self.pending_shrink.iter().all(|stamp| order.is_complete(*stamp))
     }
 
-    /// The memory that the driver has created for the extent.
     fn reserved_bytes(&self) -> u64 {
         let released_count = self.sleep.map_or(0, |sleep| sleep.released_count);
         self.handles[released_count..].iter().map(|(_, size_bytes)| size_bytes).sum()
     }
 
-    /// The address of a handle.
     fn place_of(&self, index: usize) -> u64 {
         self.address + self.handles[..index].iter().map(|(_, size_bytes)| size_bytes).sum::<u64>()
     }
@@ -304,7 +291,6 @@ impl Extent {
         ended
     }
 
-    /// Maps new handles up to `end_bytes`. After an error, the extent is unchanged.
     fn map_up_to(&mut self, end_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), Refusal> {
         let (start_bytes, open_bytes) = (self.mapped_bytes, self.open_bytes);
         let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(PAGE_BYTES, HANDLE_MAX_BYTES);

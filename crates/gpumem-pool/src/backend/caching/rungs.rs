@@ -37,17 +37,14 @@ use crate::backend::search::{Outcome, Search, Shortage, WAIT_AND_TRIM, WAIT_FOR_
 use crate::config::ALIGNMENT_MIN;
 use crate::error::{PoolError, Refusal};
 use gpumem_device::internal::{Order, StreamIndex, deadline};
-use gpumem_heap::HeapBlock;
-use gpumem_heap::SizeClass;
 use gpumem_heap::heap::BlockRequest;
+use gpumem_heap::{HeapBlock, SizeClass};
 
 /// Makes room. [`Outcome::Short`] means that more memory may be free now.
 type Rung = fn(&mut BlockSearch<'_>, &BlockRequest) -> Result<Outcome<HeapBlock>, PoolError>;
 
-/// The rung that follows one that has made room, if ready memory does not suffice.
-type Further = &'static [Rung];
-
-const RUNGS: [(&str, Rung, Further); 13] = [
+/// The names of the rungs, and the rungs that follow one that has made room, if ready memory does not suffice.
+const RUNGS: [(&str, Rung, &[Rung]); 13] = [
     ("use blocks that this thread has cached", own_magazines, &[]),
     ("reserve one more page of 2 MiB", one_handle, &[]),
     ("use blocks that all threads have cached", all_magazines, &[]),
@@ -68,7 +65,7 @@ const FIRST_EXACT: usize = 9;
 
 impl BlockSearch<'_> {
     /// Searches ready memory after a rung has made room, then continues with the next rung.
-    fn search(&mut self, request: &BlockRequest, further: Further) -> Result<Outcome<HeapBlock>, PoolError> {
+    fn search(&mut self, request: &BlockRequest, further: &[Rung]) -> Result<Outcome<HeapBlock>, PoolError> {
         let ready = {
             let heap = &mut self.pool.core().heap;
             self.free_bytes = heap.free_bytes(request.stream);
@@ -384,7 +381,6 @@ fn is_small(request: &BlockRequest) -> bool {
     request.size_bytes <= SizeClass::SIZE_BYTES_MAX
 }
 
-/// The smallest handle.
 const HANDLE_BYTES: u64 = 2 << 20;
 
 /// The number of mappings below the kept count that are unmapped at a time: few, so that no allocation pays for many others.

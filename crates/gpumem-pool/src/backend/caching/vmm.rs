@@ -30,9 +30,8 @@ impl<'a> Vmm<'a> {
         self.count(|| unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) })
     }
 
-    /// Counts and times a call.
     fn count<R>(&self, call: impl FnOnce() -> R) -> R {
-        self.access.activity().driver_call(call)
+        self.access.activity.driver_call(call)
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
@@ -59,7 +58,6 @@ impl<'a> Vmm<'a> {
         self.count(|| unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) })
     }
 
-    /// Creates a stream that waits for no other stream.
     pub(super) fn create_stream(&self) -> Result<Handle<CUstream_st>, DriverError> {
         let mut stream = core::ptr::null_mut();
         // SAFETY: `stream` outlives the call.
@@ -67,7 +65,6 @@ impl<'a> Vmm<'a> {
         Ok(Handle(stream))
     }
 
-    /// Queues a write to a range that is mapped and open.
     pub(super) fn fill(
         &self,
         address: u64,
@@ -78,7 +75,6 @@ impl<'a> Vmm<'a> {
         unsafe { self.driver.cuMemsetD8Async(address, 0, size_bytes as usize, stream.0) }
     }
 
-    /// True if all work of the stream is complete.
     pub(super) fn is_idle(&self, stream: &Handle<CUstream_st>) -> Result<bool, DriverError> {
         // SAFETY: the stream is alive.
         match unsafe { self.driver.cuStreamQuery(stream.0) } {
@@ -103,12 +99,12 @@ impl PhysicalMemory for Vmm<'_> {
 
     /// A limit can refuse memory that it has just allowed, because other pools have used it up or the limit was lowered.
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refusal> {
-        self.access.admission().admit(size_bytes).map_err(Refusal::Limit)?;
-        let created = self.count(|| match self.access.memory() {
+        self.access.admission.admit(size_bytes).map_err(Refusal::Limit)?;
+        let created = self.count(|| match self.access.memory {
             HeapMemory::Virtual => self.create_handle(size_bytes),
             HeapMemory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
         });
-        let created = created.inspect_err(|_| self.access.admission().give_back(size_bytes));
+        let created = created.inspect_err(|_| self.access.admission.give_back(size_bytes));
         Ok(RawHandle(created?))
     }
 
@@ -133,15 +129,15 @@ impl PhysicalMemory for Vmm<'_> {
     }
 
     fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
-        self.count(|| match self.access.memory() {
+        self.count(|| match self.access.memory {
             // SAFETY: the handle was created here, and is not used again.
             HeapMemory::Virtual => unsafe { self.driver.cuMemRelease(handle.0) },
             // SAFETY: the segment was allocated here and is not used again, and the heap ensures that all uses are
             // complete.
             HeapMemory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0) },
         })?;
-        self.access.activity().trimmed_bytes.add(size_bytes);
-        self.access.admission().give_back(size_bytes);
+        self.access.activity.trimmed_bytes.add(size_bytes);
+        self.access.admission.give_back(size_bytes);
         Ok(())
     }
 }

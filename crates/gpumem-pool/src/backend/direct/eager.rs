@@ -9,9 +9,8 @@
 use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
 use crate::limits::Trimmable;
-use gpumem_device::internal::{MarkerEvent, PoolMaintenance, StreamIndex};
+use gpumem_device::internal::PoolMaintenance;
 use gpumem_sys::DriverError;
-use std::sync::{MutexGuard, PoisonError};
 
 impl<C: DriverAllocator> DirectBackend<C> {
     fn is_over_soft_limit(&self) -> bool {
@@ -42,7 +41,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         if has_excess && self.show_completed()? {
             self.release_free(keep_bytes);
         }
-        if is_idle && self.unseen().is_empty() {
+        if is_idle && self.unseen.lock().is_empty() {
             self.idle.begin_again();
         }
         Ok(())
@@ -51,7 +50,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
     /// Makes the driver notice the work that streams have completed since the last call, without a wait. Returns true if there is any.
     fn show_completed(&self) -> Result<bool, DriverError> {
         let _entered = self.device.enter_relaxed()?;
-        let mut unseen = self.unseen();
+        let mut unseen = self.unseen.lock();
         self.device.clocks().mark_each(self.device.primary(), &mut unseen)?;
         let marked_count = unseen.len();
         let mut failed = Ok(());
@@ -69,10 +68,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         failed.map(|()| unseen.len() < marked_count)
     }
 
-    fn unseen(&self) -> MutexGuard<'_, Vec<(StreamIndex, MarkerEvent)>> {
-        self.unseen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A failure leaves the memory reserved.
     fn release_free(&self, keep_bytes: u64) {
         let _ = self.calls.sweep();
@@ -82,7 +77,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
 impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
     fn kind(&self) -> MemoryKind {
-        self.admission.kind()
+        self.admission.kind
     }
 
     fn give_back_all(&self, _is_idle: bool) {
@@ -90,7 +85,7 @@ impl<C: DriverAllocator> Trimmable for DirectBackend<C> {
     }
 
     fn cached_bytes(&self) -> u64 {
-        let held_bytes = match (self.admission.kind(), self.calls.reserved(&self.device)) {
+        let held_bytes = match (self.admission.kind, self.calls.reserved(&self.device)) {
             (MemoryKind::Device, Ok(Some(held))) => held.current_bytes,
             _ => 0,
         };

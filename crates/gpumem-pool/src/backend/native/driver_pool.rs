@@ -19,10 +19,9 @@ pub(super) struct DriverPool {
     device: Device,
     activity: Arc<ActivityCounters>,
     handle: Handle<CUmemPoolHandle_st>,
-    max_bytes: u64,
+    pub(super) max_bytes: u64,
 }
 
-/// The value that means no bound.
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 
 impl DriverPool {
@@ -55,11 +54,6 @@ impl DriverPool {
             pool.set(reuse, on)?;
         }
         Ok(pool)
-    }
-
-    /// The bound on reserved memory; [`UNBOUNDED`] if there is none.
-    pub(super) fn max_bytes(&self) -> u64 {
-        self.max_bytes
     }
 
     pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
@@ -95,7 +89,6 @@ impl DriverPool {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     }
 
-    /// The peak of reserved memory since the last reset.
     pub(super) fn reserved_peak_bytes(&self) -> Result<u64, DriverError> {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
     }
@@ -105,7 +98,6 @@ impl DriverPool {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
-    /// The peak of used memory since the last reset.
     pub(super) fn used_peak_bytes(&self) -> Result<u64, DriverError> {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
     }
@@ -115,7 +107,6 @@ impl DriverPool {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0_u64)
     }
 
-    /// Makes this the pool that `cuMemAllocAsync` allocates from.
     pub(super) fn make_current(&self) -> Result<(), DriverError> {
         // SAFETY: the pool is alive, and of this device.
         unsafe { self.device.driver().cuDeviceSetMemPool(self.device.raw(), self.handle.0) }
@@ -128,7 +119,6 @@ impl DriverPool {
         Ok(current == self.handle.0)
     }
 
-    /// Makes the device's default pool current.
     pub(super) fn make_default_current(&self) -> Result<(), DriverError> {
         let (driver, device) = (self.device.driver(), self.device.raw());
         let mut default: CUmemoryPool = core::ptr::null_mut();

@@ -3,25 +3,25 @@
 use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::allocation::FreeRequest;
 use crate::figures::ActivityCounters;
-use gpumem_device::DeviceError;
+use gpumem_base::sync::Lock;
 use gpumem_device::internal::{Order, Stamp};
-use gpumem_device::{Device, MemoryRange, Stream, StreamId};
+use gpumem_device::{Device, DeviceError, MemoryRange, Stream, StreamId};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 pub(super) struct Ordered {
     device: Device,
     activity: Arc<ActivityCounters>,
     /// The stream for blocks that can't be freed in the order of their owner stream. Created on first use.
-    sweeper: Mutex<Option<Stream>>,
+    sweeper: Lock<Option<Stream>>,
     pub(super) pending: PendingFrees,
 }
 
 impl Ordered {
     pub(super) fn new(device: &Device, activity: &Arc<ActivityCounters>) -> Self {
         let (device, activity) = (device.clone(), Arc::clone(activity));
-        Self { device, activity, sweeper: Mutex::default(), pending: PendingFrees::default() }
+        Self { device, activity, sweeper: Lock::default(), pending: PendingFrees::default() }
     }
 
     /// Records a marker in the stream and queues the frees that waited for it. The caller of the allocation has
@@ -90,9 +90,8 @@ impl Ordered {
         Ok(is_queued)
     }
 
-    /// The pool's own stream, created on first use. `None` while there are too many streams.
     fn sweeper(&self) -> Result<Option<Stream>, DriverError> {
-        let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sweeper = self.sweeper.lock();
         if sweeper.is_none() {
             *sweeper = match Stream::new(&self.device) {
                 Ok(stream) => Some(stream),

@@ -2,24 +2,21 @@
 
 use crate::backend::allocation::FreeRequest;
 use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::Device;
 use gpumem_device::internal::{Clocks, HowFar, Order, Stamp};
 use gpumem_sys::types::CUdeviceptr;
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory of a dropped block, with the uses that may still be pending.
 pub(super) struct PendingFree {
     pub(super) address: CUdeviceptr,
     pub(super) stamps: Vec<Stamp>,
 }
 
-/// The frees that wait for their uses or for a thread that may call the driver, and those that failed.
 #[derive(Default)]
 pub(super) struct PendingFrees {
-    waiting: Mutex<Vec<PendingFree>>,
-    /// Frees that failed. They are retried when the pool ends.
-    failed: Mutex<Vec<PendingFree>>,
+    waiting: Lock<Vec<PendingFree>>,
+    failed: Lock<Vec<PendingFree>>,
     /// True if any free is waiting. Each allocation checks it.
     has_waiting: AtomicBool,
 }
@@ -41,7 +38,7 @@ impl PendingFrees {
     }
 
     pub(super) fn add(&self, free: PendingFree) {
-        self.lock().push(free);
+        self.waiting.lock().push(free);
         self.has_waiting.store(true, Ordering::Release);
     }
 
@@ -52,7 +49,7 @@ impl PendingFrees {
             self.add(free);
             return Ok(());
         }
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(free);
+        self.failed.lock().push(free);
         Err(error)
     }
 
@@ -66,7 +63,7 @@ impl PendingFrees {
         &self,
         free: impl Fn(&PendingFree) -> Result<bool, DriverError>,
     ) -> Result<bool, DriverError> {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         let (before_count, mut failed) = (waiting.len(), None);
         waiting.retain(|pending| match free(pending) {
             Ok(is_freed) => !is_freed,
@@ -81,7 +78,8 @@ impl PendingFrees {
 
     /// Records markers in streams with pending uses, so that their completion can be detected.
     pub(super) fn record_markers(&self, clocks: &Clocks) -> Result<(), DriverError> {
-        let mut stamps: Vec<Stamp> = self.lock().iter().flat_map(|free| free.stamps.clone()).collect();
+        let mut stamps: Vec<Stamp> =
+            self.waiting.lock().iter().flat_map(|free| free.stamps.clone()).collect();
         // Only the latest stamp of a stream can lack a marker.
         let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
         stamps.retain(is_unmarked);
@@ -95,7 +93,7 @@ impl PendingFrees {
 
     /// At the end of the pool: frees that failed wait again.
     pub(super) fn retry_failed(&self) {
-        let failed = core::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner));
+        let failed = core::mem::take(&mut *self.failed.lock());
         failed.into_iter().for_each(|free| self.add(free));
     }
 
@@ -106,7 +104,7 @@ impl PendingFrees {
         device: &Device,
         release: impl Fn(&Driver, CUdeviceptr) -> Result<(), DriverError> + Send + 'static,
     ) {
-        let mut frees = core::mem::take(&mut *self.lock());
+        let mut frees = core::mem::take(&mut *self.waiting.lock());
         if !frees.is_empty() {
             device.maintenance().defer_release(false, true, move |driver, clocks, how| {
                 let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
@@ -114,9 +112,5 @@ impl PendingFrees {
                 frees.is_empty()
             });
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<PendingFree>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

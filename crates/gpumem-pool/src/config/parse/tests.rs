@@ -123,14 +123,12 @@ fn options_have_the_defaults_that_the_table_lists() {
         format!("{config:?}")
     };
     let plain = shown(Config::default());
-    let mut count = 0;
-    for key in KEYS {
-        if let Ok(config) = applied(&format!("{}:{}", key.name, key.default.trim_matches('`'))) {
-            assert_eq!(shown(config), plain, "{}", key.name);
-            count += 1;
-        }
+    // The others are descriptions, such as `by profile`.
+    let is_value = |text: &str| text.ends_with(['`', '0']);
+    for key in KEYS.iter().filter(|key| is_value(key.default)) {
+        let config = applied(&format!("{}:{}", key.name, key.default.trim_matches('`'))).unwrap();
+        assert_eq!(shown(config), plain, "{}", key.name);
     }
-    assert_eq!(count, 8, "kind, profile, peers, four options that are off, and the deadline");
 }
 
 #[test]

@@ -59,7 +59,6 @@ impl OutOfMemory {
         }
     }
 
-    /// The advice if a limit refused.
     fn advice_below(&self, limit_bytes: u64) -> Advice {
         let own_bytes = limit_bytes.saturating_sub(self.limit_others_bytes);
         if self.would_graphs_do(own_bytes) {
@@ -89,7 +88,6 @@ impl OutOfMemory {
         }
     }
 
-    /// The advice if the driver refused.
     fn advice_for_device(&self) -> Advice {
         let free_bytes = if self.is_on_device() { self.device_free_bytes } else { 0 };
         let wanted_bytes = self.wanted_bytes();
@@ -181,7 +179,6 @@ impl OutOfMemory {
         self.pending_bytes > 0 && self.pending_bytes >= self.wanted_bytes()
     }
 
-    /// True if the device's free memory is relevant for this kind.
     pub(super) fn is_on_device(&self) -> bool {
         self.kind == MemoryKind::Device
     }

@@ -13,10 +13,11 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
 use gpumem_device::Bytes;
 use gpumem_sys::text::Shown;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The growth of memory in use over the last steps of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,33 +59,27 @@ impl fmt::Display for Growth {
     }
 }
 
-/// A pool's counters at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) in_use_bytes: u64,
     pub(crate) block_count: u64,
     pub(crate) allocation_count: u64,
-    /// The bytes in use of each tag.
     pub(crate) tags: Vec<(Arc<str>, u64)>,
 }
 
-/// The most recent samples.
 #[derive(Debug, Default)]
 pub(crate) struct GrowthLog {
-    /// The use at which the next sample is due.
     due_bytes: AtomicU64,
-    samples: Mutex<Samples>,
+    samples: Lock<Samples>,
 }
 
 #[derive(Debug, Default)]
 struct Samples {
     last: VecDeque<Sample>,
-    /// The number of samples ever taken.
     count: usize,
 }
 
 impl GrowthLog {
-    /// True if this use makes a sample due.
     #[inline]
     pub(crate) fn is_due(&self, in_use_bytes: u64) -> bool {
         in_use_bytes >= self.due_bytes.load(Ordering::Relaxed).max(1)
@@ -92,7 +87,7 @@ impl GrowthLog {
 
     /// Adds a sample that `seen_bytes` made due. The next one is due relative to `seen_bytes`.
     pub(crate) fn add(&self, seen_bytes: u64, sample: Sample) {
-        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = self.samples.lock();
         if samples.last.len() == SAMPLE_COUNT {
             samples.last.pop_front();
         }
@@ -104,7 +99,7 @@ impl GrowthLog {
 
     /// The growth from the first sample to the last, if the module's table reports it and use has not fallen since.
     pub(crate) fn steady(&self, in_use_bytes: u64) -> Option<Growth> {
-        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = self.samples.lock();
         let (first, last) = (samples.last.front()?, samples.last.back()?);
         if samples.last.len() < SAMPLE_COUNT || in_use_bytes < first.in_use_bytes {
             return None;
@@ -126,7 +121,6 @@ impl GrowthLog {
     }
 }
 
-/// A sample and a later one.
 struct Pair<'a>(&'a Sample, &'a Sample);
 
 impl<'a> From<(&'a Sample, &'a Sample)> for Pair<'a> {

@@ -14,7 +14,6 @@ struct Row {
     remark: String,
 }
 
-/// A line of known bytes.
 fn row(name: impl Into<String>, bytes: u64, remark: impl Into<String>) -> Row {
     Row { name: name.into(), bytes: Some(bytes), remark: remark.into() }
 }
@@ -136,7 +135,6 @@ impl OutOfMemory {
         rows
     }
 
-    /// Names the captures or graphs that retain memory.
     fn retainers(&self) -> &'static str {
         match self.capture_bytes {
             0 => "freed by the program, retained by captures and graphs",
@@ -174,7 +172,6 @@ fn largest_of(pools: &[PoolUsage], bytes: impl Fn(&PoolUsage) -> u64) -> Vec<Row
 /// The width of the first column in most reports, so that reports align.
 const WIDTH_MIN: usize = "device free".len();
 
-/// The number of other pools that are listed by name.
 const POOLS_SHOWN: usize = 4;
 
 /// Rounding gets a row if it exceeds this fraction (1/64) of the reserved bytes.

@@ -8,7 +8,6 @@ use gpumem_device::Bytes;
 use gpumem_sys::text::Shown;
 
 impl OutOfMemory {
-    /// The refusing limit or device, and the requested size.
     pub(super) fn headline(&self) -> String {
         let limit = Bytes(self.limit_bytes.unwrap_or_default());
         let requested = match Requested(self.requested_bytes).to_string() {
@@ -68,7 +67,6 @@ impl OutOfMemory {
         format!("out of {memory}: {who} refused {requested}{place}{added} ({origin})")
     }
 
-    /// The blocks that hold the bytes in use.
     pub(super) fn blocks(&self) -> String {
         match (self.block_count, self.growable_bytes) {
             (0, 1..) => "in growable blocks".into(),
@@ -235,7 +233,6 @@ impl OutOfMemory {
         )
     }
 
-    /// The memory that the margin leaves free.
     fn margin(&self) -> Bytes {
         Bytes(self.device_total_bytes.saturating_sub(self.limit_bytes.unwrap_or_default()))
     }

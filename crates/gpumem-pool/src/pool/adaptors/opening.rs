@@ -1,23 +1,28 @@
 //! [`Opening`]: a pool that is built with an adaptor.
 
-use super::settings::{Gauge, PoolSettings};
+use super::settings::PoolSettings;
 use crate::config::PoolId;
 use crate::pool::hub::Hub;
+use crate::pool::listing::Listing;
 use crate::pool::observer::Witness;
 use crate::stats::Names;
-use core::fmt;
 use gpumem_device::Device;
-use std::sync::Arc;
+use gpumem_sys::text::debug_fields;
+use std::sync::{Arc, Weak};
 
 /// A pool that is built with an adaptor.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
     pub(super) hub: &'a Hub,
-    pub(super) settings: &'a PoolSettings,
-    pub(super) gauge: &'a Gauge,
+    pub(crate) settings: &'a PoolSettings,
 }
 
 impl<'a> Opening<'a> {
+    /// The pool, for its figures while it exists.
+    pub(crate) fn listing(&self) -> Weak<Listing> {
+        Arc::downgrade(&self.hub.listing)
+    }
+
     /// Returns the pool's identifier, which is constant for the pool's lifetime.
     #[must_use]
     pub fn pool(&self) -> PoolId {
@@ -30,29 +35,13 @@ impl<'a> Opening<'a> {
         self.hub.device()
     }
 
-    /// Returns the settings of the pool.
-    pub(crate) fn settings(&self) -> &'a PoolSettings {
-        self.settings
-    }
-
-    /// Returns the pool's gauge.
-    pub(crate) fn gauge(&self) -> &'a Gauge {
-        self.gauge
-    }
-
-    /// Passes the refusals that end a request of this pool to `witness`.
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {
         self.hub.add_witness(witness);
     }
 
-    /// Returns the names of the pool's tags, including those added later.
     pub(crate) fn names(&self) -> &'a Arc<Names> {
-        self.hub.tags().names()
+        &self.hub.tags.names
     }
 }
 
-impl fmt::Debug for Opening<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opening").field("pool", &self.pool()).field("device", self.device()).finish()
-    }
-}
+debug_fields!(Opening<'_>, it, pool: it.pool(), device: it.device());

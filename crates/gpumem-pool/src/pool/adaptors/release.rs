@@ -2,9 +2,9 @@
 
 use crate::config::PoolId;
 use core::cell::Cell;
-use core::fmt;
 use core::ops::Range;
 use gpumem_device::{Device, MemoryRange, StreamId};
+use gpumem_sys::text::debug_fields;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 
@@ -12,7 +12,6 @@ use gpumem_sys::{Driver, DriverError};
 pub struct Release<'a> {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
-    /// The adaptor's range before it narrowed the memory.
     pub(super) whole: (CUdeviceptr, u64),
     pub(super) owner_stream: StreamId,
     pub(super) uses: u64,
@@ -65,7 +64,6 @@ impl<'a> Release<'a> {
         self.device.clocks().users(self.uses)
     }
 
-    /// True if the caller of the free has guaranteed that all uses are complete.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete.get()
     }
@@ -93,11 +91,4 @@ impl<'a> Release<'a> {
     }
 }
 
-impl fmt::Debug for Release<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Release")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("size_bytes", &self.size_bytes())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Release<'_>, it, address: format_args!("{:#x}", it.address()), size_bytes: it.size_bytes());

@@ -3,8 +3,8 @@
 use super::settings::Figures;
 use crate::config::{ALIGNMENT_MIN, BackendKind, PoolId};
 use crate::pool::hub::Hub;
-use core::fmt;
 use gpumem_device::{Device, Stream};
+use gpumem_sys::text::debug_fields;
 use std::sync::Arc;
 
 /// A request that an adaptor receives, and that it passes to the next adaptor.
@@ -15,7 +15,6 @@ pub struct Request<'a> {
     origin: &'a RequestedFrom<'a>,
 }
 
-/// The pool, the stream and the tag of a request.
 pub(super) struct RequestedFrom<'a> {
     pub(super) hub: &'a Hub,
     pub(super) stream: &'a Stream,
@@ -62,10 +61,9 @@ impl<'a> Request<'a> {
     /// Returns the request's tag: the name of the current scope ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
-        self.origin.hub.tags().names().get(self.origin.tag)
+        self.origin.hub.tags.names.get(self.origin.tag)
     }
 
-    /// Returns the number of the request's tag; 0 means no tag.
     pub(crate) fn tag_number(&self) -> u16 {
         self.origin.tag
     }
@@ -75,12 +73,12 @@ impl<'a> Request<'a> {
     #[inline]
     pub(crate) fn held_bytes(&self) -> Option<u64> {
         let hub = self.origin.hub;
-        (hub.backend().kind() == BackendKind::Caching).then(|| hub.limits().node().held_bytes())
+        (hub.backend.kind() == BackendKind::Caching).then(|| hub.limits.node.held_bytes())
     }
 
     /// Returns the figures of the pool.
     pub(crate) fn figures(&self) -> Option<Figures> {
-        Figures::of(self.origin.hub.backend())
+        Figures::of(&self.origin.hub.backend)
     }
 
     /// Returns this request with another size. A size of zero becomes one byte.
@@ -101,12 +99,4 @@ impl<'a> Request<'a> {
     }
 }
 
-impl fmt::Debug for Request<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("size_bytes", &self.size_bytes)
-            .field("alignment", &self.alignment)
-            .field("stream", &self.stream().id())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Request<'_>, it, size_bytes: it.size_bytes, alignment: it.alignment, stream: it.stream().id());

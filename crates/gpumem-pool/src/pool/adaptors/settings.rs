@@ -1,10 +1,10 @@
-//! [`PoolSettings`]: the settings of a pool, and [`Gauge`]: its current memory, both for its record in a trace.
+//! [`PoolSettings`]: the settings of a pool, and [`Figures`]: its current memory, both for its record in a trace.
 
 use crate::backend::{Backend, MemorySource};
 use crate::config::{BackendKind, MemoryKind, Options};
 use crate::pool::hub::Hub;
 use crate::pool::listing::Listing;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 /// The settings of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,15 +34,15 @@ pub struct PoolSettings {
 
 impl PoolSettings {
     pub(crate) fn new(hub: &Hub) -> Self {
-        let (name, device, config, limits) = (hub.name(), hub.device(), hub.config(), hub.limits());
+        let (name, device, config, limits) = (hub.name(), hub.device(), hub.config(), &hub.limits);
         Self {
-            pool: name.id().number() as u32,
-            parent: limits.node().parent().map(|parent| parent.name().id().number() as u32),
+            pool: name.id.number() as u32,
+            parent: limits.node.parent().map(|parent| parent.name.id.number() as u32),
             name: name.as_str().into(),
             device: device.name().into(),
             device_ordinal: device.ordinal(),
             device_bytes: device.total_bytes(),
-            backend: hub.backend().kind(),
+            backend: hub.backend.kind(),
             kind: config.kind,
             hard_limit_bytes: limits.hard_bytes(),
             conf: Options { flight_recorder: None, ..config.given.clone() }.text(),
@@ -50,11 +50,6 @@ impl PoolSettings {
     }
 }
 
-/// The memory of a pool, while it exists.
-#[derive(Clone, Default)]
-pub(crate) struct Gauge(Option<Weak<Listing>>);
-
-/// The figures of a pool at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) reserved_bytes: u64,
@@ -63,18 +58,12 @@ pub(crate) struct Figures {
     pub(crate) block_count: u64,
 }
 
-impl Gauge {
-    pub(crate) fn new(listing: &Arc<Listing>) -> Self {
-        Self(Some(Arc::downgrade(listing)))
-    }
-
-    /// `None` if the pool is gone, or if the driver cannot be queried.
-    pub(crate) fn read(&self) -> Option<Figures> {
-        Figures::of(self.0.as_ref()?.upgrade()?.backend())
-    }
-}
-
 impl Figures {
+    /// `None` if the pool is gone, or if the driver cannot be queried.
+    pub(crate) fn of_listed(pool: &Weak<Listing>) -> Option<Self> {
+        Self::of(&pool.upgrade()?.backend)
+    }
+
     pub(crate) fn of(backend: &Backend) -> Option<Self> {
         let (reserved, counts) = (backend.reserved().ok()?, backend.counts());
         let own = (counts.in_use_bytes, counts.in_use_peak_bytes);

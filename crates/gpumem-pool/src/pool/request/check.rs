@@ -7,13 +7,11 @@ use crate::error::{PoolError, Refusal, Requested};
 use crate::pool::hub::Hub;
 use gpumem_device::Stream;
 
-/// The checks of a request that names a stream.
 pub(crate) fn usable(hub: &Hub, stream: &Stream) -> Result<(), PoolError> {
     hub.check_usable()?;
     hub.check_stream(stream)
 }
 
-/// Refuses a size that the device cannot have.
 pub(crate) fn size(hub: &Hub, size_bytes: u64) -> Result<(), PoolError> {
     let device_bytes = hub.device().total_bytes();
     // Unified memory with oversubscription and host memory need not fit into the device; the driver decides
@@ -40,7 +38,7 @@ fn computation(hub: &Hub, size_bytes: u64) -> Result<(), PoolError> {
         requested_bytes: size_bytes,
         alignment: 0,
         admitted_bytes: hub.reserved_bytes()?,
-        refusal: hub.limits().node().limit_exceeded_by(size_bytes).map(Refusal::Limit),
+        refusal: hub.limits.node.limit_exceeded_by(size_bytes).map(Refusal::Limit),
     };
     Err(report::out_of_memory_error(hub, &shortage, Vec::new()))
 }

@@ -10,8 +10,7 @@ use crate::pool::state::StateRef;
 use crate::stats::Share;
 use core::sync::atomic::AtomicU64;
 use gpumem_device::Stream;
-use gpumem_device::internal::GRAPH_BIT;
-use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{GRAPH_BIT, not_forked};
 
 /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads nothing that threads
 /// share. Always inlined, so that the block's fields stay in registers: a block returned through memory is copied in wider pieces than
@@ -50,13 +49,13 @@ pub(crate) fn alloc_tagged(
         None => {
             not_forked()?;
             // Adaptors, reports and the memory of graphs see the tag of the innermost scope.
-            let _open = frames::open(state.tags(), tag);
+            let _open = frames::open(&state.tags, tag);
             state.noting(slow::alloc(state, size_bytes, ALIGNMENT_MIN, stream))?
         }
     };
     let is_tagged = size_bytes > 0 && uses & GRAPH_BIT == 0;
     if is_tagged {
-        frames::count_out_as(state.tags(), tag, size_bytes);
+        frames::count_out_as(&state.tags, tag, size_bytes);
     }
     let allocation = if is_tagged { allocation.with_tag(tag) } else { allocation };
     Ok(Block::from_parts(allocation, size_bytes, stream.id(), AtomicU64::new(uses), state))
@@ -90,7 +89,7 @@ pub(crate) fn alloc_ready(
     if size_bytes == 0 || state.stack().is_some() || state.has_captures() {
         return Ok(Vec::new());
     }
-    let allocations = state.backend().alloc_ready(size_bytes, count_max, stream);
+    let allocations = state.backend.alloc_ready(size_bytes, count_max, stream);
     state.name_stream(stream, size_bytes.saturating_mul(allocations.len() as u64));
     let is_any_open = frames::is_any_open();
     let block = |allocation: Allocation| {
@@ -104,7 +103,7 @@ pub(crate) fn alloc_ready(
 /// registers.
 #[inline(never)]
 fn tagged_here(state: StateRef, here: &Here, allocation: Allocation, size_bytes: u64) -> Allocation {
-    let tagged = frames::count_out_here(here, state.tags(), size_bytes, |tag, share| match share {
+    let tagged = frames::count_out_here(here, &state.tags, size_bytes, |tag, share| match share {
         None => allocation.with_tag(tag),
         Some(share) => tagged_at_peak(share, allocation.with_tag(tag)),
     });
@@ -114,7 +113,7 @@ fn tagged_here(state: StateRef, here: &Here, allocation: Allocation, size_bytes:
 /// Counts a new block for the thread's innermost scope, and gives it the scope's tag.
 #[inline(never)]
 fn count_tagged(state: StateRef, allocation: Allocation, size_bytes: u64) -> Allocation {
-    allocation.with_tag(frames::count_out(state.tags(), size_bytes))
+    allocation.with_tag(frames::count_out(&state.tags, size_bytes))
 }
 
 /// The rest of [`tagged_here`] if the tag's memory is at its peak on this thread. All calls there are tail calls, so that it

@@ -14,13 +14,13 @@ pub(crate) fn from_backend(
     alignment: u64,
     stream: &Stream,
 ) -> Result<Allocation, PoolError> {
-    hub.activity().slow_allocation_count.add(1);
+    hub.activity.slow_allocation_count.add(1);
     events::slow_allocation(hub, size_bytes, stream);
     check::size(hub, size_bytes)?;
     let climb = |search: &mut dyn Search<Allocation>| ladder::climb(hub, search);
-    let allocation = hub.backend().alloc(size_bytes, alignment, stream, climb)?;
-    if !hub.backend().counts_blocks() {
-        hub.lifetime().count_in();
+    let allocation = hub.backend.alloc(size_bytes, alignment, stream, climb)?;
+    if !hub.backend.counts_blocks() {
+        hub.lifetime.count_in();
     }
     Ok(allocation)
 }

@@ -17,25 +17,19 @@ use crate::backend::{MemorySource, Outcome, Search, Shortage};
 use crate::config::MemoryKind;
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
-use crate::limits::Trimmables;
 use crate::limits::reclaim::{OTHERS_TIME_MAX, Registry, Round};
+use crate::limits::{Trimmable, WeakList};
 use crate::pool::events;
 use crate::pool::hub::Hub;
 use gpumem_device::CaptureModeGuard;
 use gpumem_device::internal::deadline;
 use std::time::Instant;
 
-/// A rung outside the pool.
-#[derive(Clone, Copy)]
-enum OutsideRung {
-    Callbacks(Round),
-    OtherPools,
-}
-
-const OUTSIDE: [(&str, OutsideRung); 3] = [
-    ("run reclaim callbacks (purge)", OutsideRung::Callbacks(Round::Purge)),
-    ("run reclaim callbacks (release)", OutsideRung::Callbacks(Round::Release)),
-    (OTHERS_TRIMMED, OutsideRung::OtherPools),
+/// The rungs outside the pool: a round of reclaim callbacks, or `None` for the other pools.
+const OUTSIDE: [(&str, Option<Round>); 3] = [
+    ("run reclaim callbacks (purge)", Some(Round::Purge)),
+    ("run reclaim callbacks (release)", Some(Round::Release)),
+    (OTHERS_TRIMMED, None),
 ];
 
 /// Climbs the ladder for a request, and returns what the request found.
@@ -47,9 +41,9 @@ const OUTSIDE: [(&str, OutsideRung); 3] = [
 #[cold]
 pub(crate) fn climb<T>(hub: &Hub, search: &mut dyn Search<T>) -> Result<T, PoolError> {
     let _request = deadline::RequestScope::begin();
-    let mut course = Course::default();
+    let mut course = Course { attempts: Vec::with_capacity(ATTEMPTS_MAX), served_by: None };
     let found = climb_until_found(hub, search, &mut course);
-    hub.activity().add_steps(course.attempts.iter().map(|attempt| StepCounters {
+    hub.activity.add_steps(course.attempts.iter().map(|attempt| StepCounters {
         name: attempt.name,
         gained_bytes: attempt.gained_bytes,
         served_count: u64::from(course.served_by == Some(attempt.name)),
@@ -79,13 +73,12 @@ fn climb_until_found<T>(
             std::thread::yield_now();
             continue;
         }
-        if !outside.any(|(name, rung)| climb_outside(hub, search, name, rung, course)) {
+        if !outside.any(|(name, round)| climb_outside(hub, search, name, round, course)) {
             return Ok(Outcome::Short);
         }
     }
 }
 
-/// One pass over the backend's rungs.
 fn climb_once<T>(
     hub: &Hub,
     search: &mut dyn Search<T>,
@@ -126,14 +119,14 @@ fn climb_outside<T>(
     hub: &Hub,
     search: &dyn Search<T>,
     name: &'static str,
-    rung: OutsideRung,
+    round: Option<Round>,
     course: &mut Course,
 ) -> bool {
     let measure = || if search.is_over_budget() { 0 } else { room_bytes(hub) };
     let (start, before_bytes) = (Instant::now(), measure());
-    let failures = match rung {
-        OutsideRung::Callbacks(round) => run_callbacks(hub, round, deadline_of(hub)),
-        OutsideRung::OtherPools => search.shortage().ok().and_then(|shortage| trim_others(hub, &shortage)),
+    let failures = match round {
+        Some(round) => run_callbacks(hub, round, deadline_of(hub)),
+        None => search.shortage().ok().and_then(|shortage| trim_others(hub, &shortage)),
     };
     let Some(failures) = failures else { return false };
     course.add(name, start, gain(before_bytes, measure()), failures);
@@ -155,7 +148,6 @@ pub(crate) fn retry_over_budget<T>(
     climb(hub, &mut OverBudget { error, request })
 }
 
-/// Runs all registered reclaim callbacks, regardless of what they release.
 pub(crate) fn run_all_callbacks(hub: &Hub) {
     for round in [Round::Purge, Round::Release] {
         // A callback that fails is treated like one that has nothing to release.
@@ -168,7 +160,6 @@ fn run_callbacks(hub: &Hub, round: Round, until: Instant) -> Option<Vec<String>>
     Registry::on(hub.device()).ask(round, hub.config().kind, until)
 }
 
-/// Returns the deadline for waits of this thread's request.
 fn deadline_of(hub: &Hub) -> Instant {
     deadline::until(hub.config().tuning.wait_deadline)
 }
@@ -179,12 +170,12 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     // The limit is also named if the driver refused without a code.
     let limit = shortage.refusal.and_then(Refusal::limit);
     let is_ours = limit.is_some_and(|limit| limit.owner == Some(hub.id()))
-        && hub.limits().node().is_exceeded_by(shortage.requested_bytes);
+        && hub.limits.node.is_exceeded_by(shortage.requested_bytes);
     let kind = hub.config().kind;
-    let mut trimmables = Trimmables::on(hub.device()).live();
+    let mut trimmables = WeakList::<dyn Trimmable>::on(hub.device()).live();
     trimmables.retain(|member| member.kind().helps(kind));
     // One of the entries is this pool itself.
-    let has_others = trimmables.len() > usize::from(hub.backend().keeps_memory())
+    let has_others = trimmables.len() > usize::from(hub.backend.keeps_memory())
         || hub.device().maintenance().has_deferred_for(kind == MemoryKind::Host);
     if is_ours || !has_others {
         return None;
@@ -192,7 +183,7 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
     trimmables.iter().for_each(|member| member.before_giving());
     let trimmed = CaptureModeGuard::enter(hub.device().driver()).and_then(|_relaxed| {
         let _bound = hub.device().enter()?;
-        let is_idle = hub.activity().host_wait(|| hub.device().finish_until(deadline_of(hub)))?;
+        let is_idle = hub.activity.host_wait(|| hub.device().finish_until(deadline_of(hub)))?;
         hub.device().after_wait_until(is_idle);
         trimmables.iter().for_each(|member| member.give_back_all(is_idle));
         Ok(())
@@ -203,22 +194,14 @@ fn trim_others(hub: &Hub, shortage: &Shortage) -> Option<Vec<String>> {
 /// Returns the free bytes of the device and of this pool. Their growth is the gain of a rung outside the pool.
 fn room_bytes(hub: &Hub) -> i64 {
     let free_bytes = hub.device().memory_info().map_or(0, |info| info.free_bytes);
-    let in_use_bytes = hub.backend().counts().in_use_bytes;
+    let in_use_bytes = hub.backend.counts().in_use_bytes;
     let cached_bytes =
         hub.reserved_bytes().map_or(0, |reserved_bytes| reserved_bytes.saturating_sub(in_use_bytes));
     i64::try_from(free_bytes.saturating_add(cached_bytes)).unwrap_or(i64::MAX)
 }
-/// The attempts of a request.
 struct Course {
     attempts: Vec<Attempt>,
-    /// The rung that found memory for the request.
     served_by: Option<&'static str>,
-}
-
-impl Default for Course {
-    fn default() -> Self {
-        Self { attempts: Vec::with_capacity(ATTEMPTS_MAX), served_by: None }
-    }
 }
 
 impl Course {
@@ -244,7 +227,6 @@ impl Course {
     }
 }
 
-/// The growth of a measure of free memory.
 fn gain(before_bytes: i64, now_bytes: i64) -> u64 {
     now_bytes.saturating_sub(before_bytes).max(0).unsigned_abs()
 }

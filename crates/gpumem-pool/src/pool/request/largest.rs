@@ -13,7 +13,6 @@ use core::ops::RangeInclusive;
 use gpumem_device::Stream;
 use gpumem_device::internal::not_forked;
 
-/// Allocates the largest block of a range of sizes.
 pub(crate) fn alloc_up_to(
     state: StateRef,
     sizes: RangeInclusive<u64>,
@@ -34,7 +33,6 @@ struct SizeSearch<'a> {
     state: StateRef,
     stream: &'a Stream,
     min_bytes: u64,
-    /// The smallest size that was refused.
     refused_bytes: u64,
 }
 
@@ -55,7 +53,6 @@ impl SizeSearch<'_> {
         self.halve()
     }
 
-    /// Searches between the smallest size and the smallest refused one.
     fn halve(mut self) -> Result<Block, PoolError> {
         let (mut least_bytes, mut found) = (self.min_bytes, None);
         let step_bytes = ((self.refused_bytes - least_bytes) / STEP_COUNT).max(ALIGNMENT_MIN);
@@ -116,5 +113,4 @@ fn bound_of_report(report: &OutOfMemory) -> Option<u64> {
 /// The number of requests before the range is halved. Their figures come from the device, its margin, the pool's limit and its parent's
 /// limit.
 const FIGURES_MAX: usize = 5;
-/// The range is halved down to this fraction.
 const STEP_COUNT: u64 = 64;

@@ -7,9 +7,9 @@ use crate::error::{
     Advice, Attempt, OutOfMemory, PoolError, PoolFacts, PoolUsage, Refusal, RefusedBy, RequestOrigin,
     Requested, UnfinishedStream,
 };
-use crate::limits::{DeviceBudget, Trimmable, Trimmables};
+use crate::limits::{DeviceBudget, Trimmable, WeakList};
 use crate::pool::hub::Hub;
-use crate::pool::listing::Listings;
+use crate::pool::listing::Listing;
 use crate::pool::{events, frames};
 use core::cell::Cell;
 use core::cmp::Reverse;
@@ -18,13 +18,6 @@ use gpumem_device::StreamId;
 use gpumem_device::internal::{deadline, host, processes};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The memory that other pools hold on the device, and how much of it is cached.
-#[derive(Default)]
-struct Others {
-    held_bytes: u64,
-    cached_bytes: u64,
-}
 
 /// The memory of a pool that captures and graphs keep, and that the program has dropped.
 #[derive(Default)]
@@ -35,7 +28,6 @@ pub(crate) struct Kept {
     pub(crate) capture_stream: Option<StreamId>,
 }
 
-/// Where a request came from.
 pub(crate) struct Origin {
     /// The size of a block before the adaptors changed it; `None` for a growth and a reservation.
     pub(crate) size_bytes: Option<u64>,
@@ -59,7 +51,6 @@ impl Drop for Outer {
     }
 }
 
-/// The name of the attempt to release the cached memory of other pools.
 pub(super) const OTHERS_TRIMMED: &str = "release cached memory of other pools";
 
 /// The unit in which the driver's pool counts.
@@ -85,11 +76,10 @@ pub(crate) fn out_of_memory_error(hub: &Hub, shortage: &Shortage, attempts: Vec<
     PoolError::refused(report)
 }
 
-/// Adds the figures of the device and the backend.
 fn add_figures(hub: &Hub, report: &mut OutOfMemory) -> Result<(), PoolError> {
     let info = hub.device().memory_info()?;
     (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);
-    hub.backend().describe(report)?;
+    hub.backend.describe(report)?;
     report.other_libraries_bytes = other_libraries_bytes(hub)?;
     report.in_use_bytes = report.in_use_bytes.saturating_add(report.other_libraries_bytes);
     Ok(())
@@ -97,13 +87,13 @@ fn add_figures(hub: &Hub, report: &mut OutOfMemory) -> Result<(), PoolError> {
 
 /// The memory of this pool that the driver has given to other libraries.
 pub(crate) fn other_libraries_bytes(hub: &Hub) -> Result<u64, PoolError> {
-    let Ok(device_pool) = hub.backend().device_pool() else { return Ok(0) };
+    let Ok(device_pool) = hub.backend.device_pool() else { return Ok(0) };
     if !device_pool.has_been_current() {
         return Ok(0);
     }
     // Read first: a block that is freed in between then counts in neither.
-    let counts = hub.backend().counts();
-    let unfreed_bytes = hub.backend().reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
+    let counts = hub.backend.counts();
+    let unfreed_bytes = hub.backend.reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
     let used_bytes = device_pool.usage()?.used_bytes;
     let other_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_add(unfreed_bytes));
     // The driver counts whole units, and does not report how many bytes were requested.
@@ -120,8 +110,8 @@ pub(crate) fn explain_refusal(
     let mut report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
     add_figures(hub, &mut report)?;
     let wanted_bytes = requested_bytes.saturating_add(report.other_libraries_bytes);
-    if let Some(limit) = hub.limits().node().limit_exceeded_by(wanted_bytes) {
-        report.set_limit(limit, hub.backend().counts().in_use_bytes);
+    if let Some(limit) = hub.limits.node.limit_exceeded_by(wanted_bytes) {
+        report.set_limit(limit, hub.backend.counts().in_use_bytes);
     }
     describe(hub, &mut report, kept());
     Ok(report)
@@ -138,8 +128,8 @@ pub(crate) fn with_report<T>(
 ) -> Result<T, PoolError> {
     result.map_err(|mut error| {
         let tag = || {
-            let tag = if origin.tag == 0 { frames::innermost(hub.tags()) } else { origin.tag };
-            hub.tags().names().get(tag).map(|name| (*name).into())
+            let tag = if origin.tag == 0 { frames::innermost(&hub.tags) } else { origin.tag };
+            hub.tags.names.get(tag).map(|name| (*name).into())
         };
         let stream = origin.stream;
         if let PoolError::TooLarge { requested_bytes, .. } = &mut error
@@ -175,9 +165,9 @@ fn announce(hub: &Hub, error: &mut PoolError) {
                 report.flight_record = Some(record);
             }
         }
-        hub.activity().refusal_count.add(1);
+        hub.activity.refusal_count.add(1);
         events::refusal(hub, error);
-        hub.setup().observer.iter().for_each(|observer| observer.notify(error));
+        hub.setup.observer.iter().for_each(|observer| observer.notify(error));
     }
 }
 
@@ -198,7 +188,7 @@ pub(crate) fn alloc_one_of<T>(
 
 /// Adds the facts that only the pool has to a refusal by its backend.
 fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
-    let (kind, backend) = (hub.config().kind, hub.backend().kind());
+    let (kind, backend) = (hub.config().kind, hub.backend.kind());
     report.pool = hub.name().as_str().into();
     report.device_ordinal = hub.device().ordinal();
     report.kind = kind;
@@ -209,20 +199,20 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
     if kind == MemoryKind::Host {
         report.host_free_bytes = host::free_bytes();
     }
-    report.counters = hub.activity().read();
-    report.holders = hub.tags().holders();
+    report.counters = hub.activity.read();
+    report.holders = hub.tags.holders();
     report.graph_bytes = kept.bytes.min(report.in_use_bytes);
     report.capture_bytes = kept.capture_bytes.min(report.graph_bytes);
     report.capture_stream = kept.capture_stream;
     // Stays empty if the device query fails.
-    let others = others(hub, report).unwrap_or_default();
-    report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
+    let (held_bytes, cached_bytes) = others(hub, report).unwrap_or_default();
+    report.other_pools_bytes = held_bytes.min(report.others_bytes());
     report.other_pools = other_pools(hub);
     let owner = report.facts.limit_owner;
-    report.limit_pool = owner.and_then(|id| Some(hub.limits().node().of(id)?.name().as_str().into()));
+    report.limit_pool = owner.and_then(|id| Some(hub.limits.node.of(id)?.name.as_str().into()));
     report.limit_sharers = sharers(hub, report);
     let is_by_own = owner == Some(hub.id());
-    let parent = hub.limits().node().parent().filter(|_| is_by_own);
+    let parent = hub.limits.node.parent().filter(|_| is_by_own);
     report.facts = PoolFacts {
         interface: hub.config().interface,
         limit_owner: owner,
@@ -230,13 +220,13 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
         parent_limit_bytes: parent
             .and_then(|parent| Some(parent.limit_exceeded_by(report.requested_bytes)?.limit_bytes)),
         backend: Some(backend),
-        can_map: hub.backend().growing().is_some(),
+        can_map: hub.backend.growing().is_some(),
         limit_given_as: hub.config().given.hard_limit.as_ref().map(|(_, given_as)| *given_as),
         is_tight: hub.config().tuning == Profile::Tight.into(),
         is_integrated: hub.device().is_integrated(),
         others_cached_bytes: match report.attempts.iter().any(|attempt| attempt.name == OTHERS_TRIMMED) {
             true => 0,
-            false => others.cached_bytes,
+            false => cached_bytes,
         },
     };
     if report.advice() == Advice::FreeTheDevice {
@@ -249,7 +239,7 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
 
 /// The other pools of the device that hold memory, the largest first.
 fn other_pools(hub: &Hub) -> Vec<PoolUsage> {
-    let mut pools = Listings::on(hub.device()).usage();
+    let mut pools = Listing::usage_on(hub.device());
     pools.retain(|pool| pool.id != hub.id() && pool.reserved_bytes > 0);
     pools.sort_by_key(|pool| Reverse(pool.reserved_bytes));
     pools
@@ -278,7 +268,7 @@ fn unfinished_of_request(hub: &Hub) -> Vec<UnfinishedStream> {
     if !deadline::has_passed() {
         return Vec::new();
     }
-    let (now, unfinished) = (Instant::now(), hub.clocks().unfinished(hub.device().primary()));
+    let (now, unfinished) = (Instant::now(), hub.clocks.unfinished(hub.device().primary()));
     let unfinished = unfinished.into_iter().map(|(stream, marked_at)| UnfinishedStream {
         stream,
         queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),
@@ -288,18 +278,16 @@ fn unfinished_of_request(hub: &Hub) -> Vec<UnfinishedStream> {
     unfinished
 }
 
-/// Returns the memory of other pools on the device: the total minus this pool's own.
-fn others(hub: &Hub, report: &OutOfMemory) -> Result<Others, PoolError> {
+/// The memory that other pools hold on the device, and how much of it is cached: the total minus this pool's own.
+fn others(hub: &Hub, report: &OutOfMemory) -> Result<(u64, u64), PoolError> {
     let _entered = hub.device().enter_relaxed()?;
-    let trimmables = Trimmables::on(hub.device()).live();
+    let trimmables = WeakList::<dyn Trimmable>::on(hub.device()).live();
     let sum = |of: fn(&Arc<dyn Trimmable>) -> u64| trimmables.iter().map(of).fold(0, u64::saturating_add);
     let held_bytes =
         DeviceBudget::on(hub.device()).device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
     let cached_bytes = sum(|pool| pool.cached_bytes());
     let is_on_device = hub.config().kind == MemoryKind::Device;
     let own = |bytes| if is_on_device { bytes } else { 0 };
-    Ok(Others {
-        held_bytes: held_bytes.saturating_sub(own(report.reserved_bytes)),
-        cached_bytes: cached_bytes.saturating_sub(own(report.cached_bytes())),
-    })
+    let held_bytes = held_bytes.saturating_sub(own(report.reserved_bytes));
+    Ok((held_bytes, cached_bytes.saturating_sub(own(report.cached_bytes()))))
 }

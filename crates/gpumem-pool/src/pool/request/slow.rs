@@ -29,7 +29,7 @@ pub(super) fn alloc(
     check::usable(&state, stream)?;
     state.name_stream(stream, size_bytes);
     if size_bytes == 0 {
-        state.lifetime().count_in();
+        state.lifetime.count_in();
         return Ok((Allocation::EMPTY, 0));
     }
     if state.has_captures()
@@ -61,7 +61,7 @@ fn captured(
     stream: &Stream,
 ) -> Result<Option<(Allocation, u64)>, PoolError> {
     let Some(graph) = stream.captures_for()? else { return Ok(None) };
-    let memory = state.graph_memory();
+    let memory = &state.graph_memory;
     let part = |address| (Allocation::new(address, 0, Allocation::NO_CLASS), GRAPH_BIT);
     if alignment <= ALIGNMENT_MIN
         && let Some(address) = memory.take_part(graph, state, size_bytes, stream.id())

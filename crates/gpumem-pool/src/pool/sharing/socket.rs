@@ -174,7 +174,6 @@ fn check_count(count: u64) -> Result<u64, SocketError> {
     }
 }
 
-/// Sends all bytes, with the descriptors attached to the first.
 fn send_all(
     socket: &UnixStream,
     mut bytes: &[u8],
@@ -198,7 +197,6 @@ fn send_all(
     Ok(())
 }
 
-/// Receives all bytes, and this number of descriptors with them.
 fn receive_all(socket: &UnixStream, bytes: &mut [u8], expected: usize) -> Result<Vec<OwnedFd>, SocketError> {
     let (mut received_bytes, mut descriptors) = (0, Vec::new());
     while received_bytes < bytes.len() {

@@ -1,19 +1,17 @@
 //! [`Names`]: a pool's tags by number, for its counters, its adaptors and a trace's writer. Shared ownership lets them
 //! outlive the pool.
 //!
-//! A name has a number while something holds it ([`HeldName`]), while blocks count for it, and while it is among the last names used
+//! A name has a number while something holds it ([`Name`]), while blocks count for it, and while it is among the last names used
 //! without either. Then it is forgotten, and another name gets the number. Recorders store numbers, so a recorded pool never reuses a
 //! number.
 
+use gpumem_base::sync::Lock;
 use gpumem_sys::fork;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Default)]
-pub(crate) struct Names(Mutex<NameTable>);
-
-/// A name and its number, which belong together while this value lives.
-pub(crate) type HeldName = Arc<Name>;
+pub(crate) struct Names(pub(super) Lock<NameTable>);
 
 #[derive(Debug)]
 pub(crate) struct Name {
@@ -25,17 +23,15 @@ pub(super) struct NameTable {
     in_use: BTreeMap<Arc<str>, NameUse>,
     /// The names of the numbers given so far, number 1 first; `None` for numbers that are free.
     given: Vec<Option<Arc<str>>>,
-    /// Numbers that were given and are free.
     free: Vec<u16>,
     is_recorded: bool,
-    /// The number of uses of all names.
     use_count: u64,
     /// The number of further names before unused ones are forgotten.
     left_count: usize,
 }
 
 struct NameUse {
-    name: HeldName,
+    name: Arc<Name>,
     first_use: u64,
     last_use: u64,
 }
@@ -60,15 +56,14 @@ impl Names {
             return None;
         }
         let index = usize::from(number).wrapping_sub(1);
-        self.table().given.get(index).cloned().flatten()
+        self.0.lock().given.get(index).cloned().flatten()
     }
 
-    /// The name of a number that is in use.
-    pub(crate) fn hold(&self, number: u16) -> Option<HeldName> {
+    pub(crate) fn hold(&self, number: u16) -> Option<Arc<Name>> {
         if fork::is_child() {
             return None;
         }
-        let table = self.table();
+        let table = self.0.lock();
         let name = table.given.get(usize::from(number).wrapping_sub(1))?.as_ref()?;
         table.in_use.get(name).map(|found| Arc::clone(&found.name))
     }
@@ -78,24 +73,19 @@ impl Names {
         if fork::is_child() {
             return 0;
         }
-        self.table().in_use.get(name).map_or(0, |found| found.name.number)
+        self.0.lock().in_use.get(name).map_or(0, |found| found.name.number)
     }
 
     /// From now on numbers are not reused, because a recorder stores them.
     pub(crate) fn set_recorded(&self) {
-        let mut table = self.table();
+        let mut table = self.0.lock();
         table.is_recorded = true;
         table.free = Vec::new();
-    }
-
-    pub(super) fn table(&self) -> MutexGuard<'_, NameTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl NameTable {
-    /// A name that has a number already.
-    pub(super) fn find(&mut self, name: &str) -> Option<HeldName> {
+    pub(super) fn find(&mut self, name: &str) -> Option<Arc<Name>> {
         self.use_count += 1;
         let found = self.in_use.get_mut(name)?;
         found.last_use = self.use_count;
@@ -108,7 +98,7 @@ impl NameTable {
     }
 
     /// Gives a new name a number. If there are too many names, further ones share a name and its number.
-    pub(super) fn add(&mut self, name: &str) -> HeldName {
+    pub(super) fn add(&mut self, name: &str) -> Arc<Name> {
         self.left_count = self.left_count.saturating_sub(1);
         let number = self.free.pop().unwrap_or_else(|| {
             self.given.resize((self.given.len() + 1).min(usize::from(OTHERS_NUMBER)), None);
@@ -120,7 +110,7 @@ impl NameTable {
         }
     }
 
-    fn insert(&mut self, text: &str, number: u16) -> HeldName {
+    fn insert(&mut self, text: &str, number: u16) -> Arc<Name> {
         let text: Arc<str> = text.into();
         if let Some(given) = self.given.get_mut(usize::from(number) - 1) {
             *given = Some(Arc::clone(&text));
@@ -163,7 +153,7 @@ impl NameTable {
     }
 
     /// The names that are not forgotten, in the order of their first uses.
-    pub(super) fn all(&self) -> Vec<HeldName> {
+    pub(super) fn all(&self) -> Vec<Arc<Name>> {
         let mut all: Vec<_> = self.in_use.values().map(|used| (used.first_use, &used.name)).collect();
         all.sort_unstable_by_key(|(first_use, _)| *first_use);
         all.into_iter().map(|(_, name)| Arc::clone(name)).collect()
@@ -183,14 +173,14 @@ const OTHERS: &str = "(others)";
 mod tests {
     use super::*;
 
-    fn number(table: &mut NameTable, name: &str) -> HeldName {
+    fn number(table: &mut NameTable, name: &str) -> Arc<Name> {
         table.find(name).unwrap_or_else(|| table.add(name))
     }
 
     #[test]
     fn names_are_numbered_from_one() {
         let names = Names::default();
-        let numbers = ["a", "b", "a"].map(|name| number(&mut names.table(), name).number);
+        let numbers = ["a", "b", "a"].map(|name| number(&mut names.0.lock(), name).number);
         assert_eq!((numbers, names.find("b"), names.find("c")), ([1, 2, 1], 2, 0));
         assert_eq!((names.get(2).as_deref(), names.get(0), names.get(3)), (Some("b"), None, None));
     }
@@ -198,7 +188,7 @@ mod tests {
     #[test]
     fn names_beyond_the_last_number_share_it() {
         let names = Names::default();
-        let mut table = names.table();
+        let mut table = names.0.lock();
         for index in 1..OTHERS_NUMBER {
             assert_eq!(number(&mut table, &index.to_string()).number, index);
         }
@@ -216,7 +206,7 @@ mod tests {
             if is_recorded {
                 names.set_recorded();
             }
-            let mut table = names.table();
+            let mut table = names.0.lock();
             let held = number(&mut table, "held");
             (0..1000).for_each(|index| drop(number(&mut table, &format!("name {index}"))));
             drop(number(&mut table, "name 0"));
@@ -240,7 +230,7 @@ mod tests {
     #[test]
     fn passes_are_rare_and_leave_a_number_for_every_name() {
         let names = Names::default();
-        let mut table = names.table();
+        let mut table = names.0.lock();
         let (mut held, mut pass_count) = (Vec::new(), 0);
         for index in 0..200_000_u32 {
             if table.is_due() {

@@ -21,7 +21,6 @@ pub(crate) struct Share {
     peak: Arc<Peak>,
 }
 
-/// The peak of one tag.
 #[derive(Default)]
 pub(super) struct Peak {
     /// The sum of all published counts. It may be negative for a moment.
@@ -30,7 +29,6 @@ pub(super) struct Peak {
 }
 
 impl Share {
-    /// Creates a share owned by the calling thread.
     pub(super) fn new(peak: &Arc<Peak>) -> Self {
         Self {
             counters: LocalCounters::default(),
@@ -41,7 +39,6 @@ impl Share {
         }
     }
 
-    /// Counts an allocation.
     #[inline]
     pub(crate) fn count_out(&self, size_bytes: u64) {
         if self.count_out_only(size_bytes) {
@@ -55,7 +52,6 @@ impl Share {
         self.is_highest(self.counters.count_out(size_bytes))
     }
 
-    /// Counts a free.
     #[inline]
     pub(crate) fn count_in(&self, size_bytes: u64) {
         self.note_fall(self.counters.count_in(size_bytes));
@@ -79,7 +75,6 @@ impl Share {
         in_use_bytes.cast_signed() > self.high_bytes.load(Ordering::Relaxed).cast_signed()
     }
 
-    /// Records a new highest count.
     #[inline]
     pub(crate) fn note_rise(&self) {
         let in_use_bytes = self.counters.in_use_bytes();
@@ -97,7 +92,6 @@ impl Share {
         }
     }
 
-    /// The count that was published last.
     #[inline]
     fn published_bytes(&self) -> u64 {
         self.floor_bytes.load(Ordering::Relaxed).wrapping_add(STRIDE_BYTES)

@@ -9,19 +9,16 @@ use crate::backend::source::BackendSetup;
 use crate::config::{BackendKind, HandleUse, MemoryKind};
 use crate::error::{PoolError, Unsupported};
 use gpumem_device::Device;
-use gpumem_device::internal::PeerDevice;
-use gpumem_device::internal::Verdict;
+use gpumem_device::internal::{PeerDevice, Verdict};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdevice_attribute;
 
 /// Two address ranges, each as address and size: one for small blocks and one for large blocks.
 type Ranges = [(u64, u64); 2];
 
-/// The chosen type of memory, and the addresses reserved for it.
 pub(super) struct Chosen {
     pub(super) memory: HeapMemory,
     pub(super) ranges: Ranges,
-    /// The reason for plain segments, if virtual memory was wanted.
     pub(super) lack: Option<String>,
 }
 
@@ -94,7 +91,6 @@ fn virtual_memory(setup: BackendSetup<'_>) -> Result<Result<Ranges, String>, Poo
 /// A use of handles, the attribute that it needs, and the name of the missing capability.
 type Need = (fn(HandleUse) -> bool, CUdevice_attribute, &'static str);
 
-/// The attributes that virtual memory needs.
 const NEEDED: [Need; 3] = [
     (
         |_| true,
@@ -113,7 +109,6 @@ const NEEDED: [Need; 3] = [
     ),
 ];
 
-/// The error for a pool of exportable memory over plain segments.
 fn not_exported(lack: &str) -> PoolError {
     let reason = format!("{lack}, and nothing else can be exported as descriptors");
     PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Caching, reason })
@@ -145,5 +140,4 @@ const ASKED_FOR: &str = "the pool was asked for plain segments";
 /// them.
 const SMALL_TIMES: u64 = 2;
 const LARGE_TIMES: u64 = 4;
-/// The unit to which the device's memory is rounded up.
 const RANGE_UNIT_BYTES: u64 = 8 << 30;

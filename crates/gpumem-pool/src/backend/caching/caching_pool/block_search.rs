@@ -16,16 +16,12 @@ pub(in super::super) struct BlockSearch<'a> {
     pub(in super::super) size_bytes: u64,
     pub(in super::super) alignment: u64,
     stream: &'a Stream,
-    /// The class of a block that magazines hold.
     pub(super) class: Option<SizeClass>,
     /// The request with a rounded size, which is exact near a limit: another block may need the excess.
     pub(in super::super) request: BlockRequest,
     rounded_bytes: u64,
-    /// The size of a block that is just large enough.
     least_bytes: u64,
-    /// The last refusal, if memory was short.
     pub(in super::super) refusal: Option<Refusal>,
-    /// The counters at the beginning of the pass.
     pub(in super::super) before: Counts,
     /// True if the heap leaves small blocks in the thread caches, because it has enough free memory or may still grow
     /// enough.
@@ -41,7 +37,7 @@ impl<'a> BlockSearch<'a> {
         // Magazines and depot track stream order, not completion on the host.
         let class = SizeClass::of(size_bytes).filter(|_| alignment <= ALIGNMENT_MIN && !pool.is_for_host());
         // The driver chooses the address of a segment, so the size includes room for the alignment.
-        let (padding_bytes, heap_alignment) = match pool.access.memory() {
+        let (padding_bytes, heap_alignment) = match pool.access.memory {
             HeapMemory::Virtual => (0, alignment),
             HeapMemory::Segments(_) => (alignment - ALIGNMENT_MIN, ALIGNMENT_MIN),
         };
@@ -68,7 +64,6 @@ impl<'a> BlockSearch<'a> {
         }
     }
 
-    /// The request without rounding.
     pub(in super::super) fn exact(&self) -> BlockRequest {
         BlockRequest { size_bytes: self.least_bytes, ..self.request }
     }

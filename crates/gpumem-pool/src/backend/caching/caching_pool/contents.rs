@@ -8,7 +8,6 @@ use gpumem_device::{Device, MemoryRange, Stream};
 use gpumem_sys::types::CUstream;
 use gpumem_sys::{Driver, DriverError};
 
-/// The contents of sleeping memory, and the host memory for them.
 #[derive(Default)]
 pub(super) struct Contents {
     pieces: Vec<Piece>,
@@ -18,7 +17,6 @@ pub(super) struct Contents {
     pub(super) are_lost: bool,
 }
 
-/// A part of the contents.
 #[derive(Clone, Copy)]
 struct Piece {
     address: u64,
@@ -74,7 +72,6 @@ impl Contents {
         Ok(pieces.iter().filter(|piece| piece.copy.is_some()).map(|piece| piece.size_bytes).sum())
     }
 
-    /// Allocates buffers until they have `size_bytes` together.
     fn reserve(&mut self, driver: &Driver, size_bytes: u64) -> Result<(), DriverError> {
         let mut missing_bytes = size_bytes.saturating_sub(self.buffers_bytes());
         while missing_bytes > 0 {
@@ -90,7 +87,6 @@ impl Contents {
         self.buffers.iter().map(|(_, size_bytes)| size_bytes).sum()
     }
 
-    /// True if no contents are saved.
     pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
@@ -151,6 +147,5 @@ fn queue(
     Ok(queued??)
 }
 
-/// The sizes of pinned buffers.
 const BUFFER_MIN_BYTES: u64 = 2 << 20;
 const BUFFER_MAX_BYTES: u64 = 256 << 20;

@@ -50,7 +50,7 @@ impl Trimmable for CachingPool {
     }
 
     fn kind(&self) -> MemoryKind {
-        self.access.admission().kind()
+        self.access.admission.kind
     }
 
     fn give_back_all(&self, is_idle: bool) {
@@ -61,7 +61,7 @@ impl Trimmable for CachingPool {
     }
 
     fn cached_bytes(&self) -> u64 {
-        match self.access.admission().kind() {
+        match self.access.admission.kind {
             MemoryKind::Device => self.reserved_bytes().saturating_sub(self.counts().in_use_bytes),
             _ => 0,
         }

@@ -5,10 +5,8 @@ use crate::backend::allocation::{Allocation, FreeRequest};
 use crate::backend::caching::{block_of, step_of};
 use gpumem_device::StreamId;
 use gpumem_device::internal::Stamp;
-use gpumem_heap::SizeClass;
-use gpumem_heap::cache;
-use gpumem_heap::cache::OwnerGuard;
-use gpumem_heap::cache::{LargeBlock, SizeStep};
+use gpumem_heap::cache::{LargeBlock, OwnerGuard, SizeStep};
+use gpumem_heap::{SizeClass, cache};
 
 impl CachingPool {
     pub(super) fn free_small(&self, class: SizeClass, freed: &FreeRequest) -> bool {

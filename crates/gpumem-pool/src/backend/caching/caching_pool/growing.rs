@@ -23,7 +23,7 @@ impl CachingPool {
         size_bytes: u64,
         climb: impl FnOnce(&mut dyn Search<()>) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
-        climb(&mut GrowSearch::new(self, Goal::Extent(id), size_bytes))
+        climb(&mut GrowSearch::new(self, Some(id), size_bytes))
     }
 
     /// Reserves memory for blocks until they can have `size_bytes` together, with the help of `climb`.
@@ -32,7 +32,7 @@ impl CachingPool {
         size_bytes: u64,
         climb: impl FnOnce(&mut dyn Search<()>) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
-        climb(&mut GrowSearch::new(self, Goal::Blocks, size_bytes))
+        climb(&mut GrowSearch::new(self, None, size_bytes))
     }
 
     /// Releases the memory behind `size_bytes`, once these uses are complete.
@@ -60,44 +60,35 @@ impl CachingPool {
     }
 }
 
-/// Memory that is reserved for an extent, or ahead of blocks.
 struct GrowSearch<'a> {
     pool: &'a CachingPool,
-    goal: Goal,
+    /// `None` reserves so much memory for all blocks together, in few adjacent handles, as large blocks need.
+    extent: Option<u64>,
     size_bytes: u64,
     /// The last refusal; `None` if a limit left too little for a call of the driver.
     refusal: Option<Refusal>,
-    /// The counters at the beginning of the pass.
     before: Counts,
 }
 
-#[derive(Clone, Copy)]
-enum Goal {
-    /// The extent with this id has the size.
-    Extent(u64),
-    /// Blocks have so much memory together, in few adjacent handles, as large blocks need.
-    Blocks,
-}
-
 impl<'a> GrowSearch<'a> {
-    fn new(pool: &'a CachingPool, goal: Goal, size_bytes: u64) -> Self {
-        Self { pool, goal, size_bytes, refusal: None, before: Counts::default() }
+    fn new(pool: &'a CachingPool, extent: Option<u64>, size_bytes: u64) -> Self {
+        Self { pool, extent, size_bytes, refusal: None, before: Counts::default() }
     }
 
     /// The bytes to add. Existing memory is already counted.
     fn missing_bytes(&self) -> u64 {
         let core = self.pool.core();
-        let bytes = match self.goal {
-            Goal::Extent(id) => core.extents.get(id).map_or(0, |extent| extent.size_bytes),
-            Goal::Blocks => core.heap.blocks_bytes(),
+        let bytes = match self.extent {
+            Some(id) => core.extents.get(id).map_or(0, |extent| extent.size_bytes),
+            None => core.heap.blocks_bytes(),
         };
         self.size_bytes.saturating_sub(bytes)
     }
 
     fn grow(&mut self) -> Result<Outcome<()>, PoolError> {
-        let (is_grown, refusal) = match self.goal {
-            Goal::Extent(id) => self.grow_extent(id)?,
-            Goal::Blocks => self.grow_heap(),
+        let (is_grown, refusal) = match self.extent {
+            Some(id) => self.grow_extent(id)?,
+            None => self.grow_heap(),
         };
         self.refusal = refusal.map(Refusal::if_out_of_memory).transpose()?;
         Ok(Outcome::or_short(is_grown.then_some(())))
@@ -159,7 +150,7 @@ impl Search<()> for GrowSearch<'_> {
 
     /// For an extent, releases all free memory. Reserving ahead counts it as available, so it stays.
     fn climb(&mut self, _rung: usize) -> Result<Outcome<()>, PoolError> {
-        let is_extent = matches!(self.goal, Goal::Extent(_));
+        let is_extent = self.extent.is_some();
         if is_extent {
             // This comes before the wait, which does not cover memory that enters the heap later.
             self.pool.drain_all();
@@ -180,7 +171,7 @@ impl Search<()> for GrowSearch<'_> {
     }
 
     fn may_repeat(&self) -> bool {
-        matches!(self.goal, Goal::Extent(_)) && self.pool.may_repeat(&self.before, self.missing_bytes())
+        self.extent.is_some() && self.pool.may_repeat(&self.before, self.missing_bytes())
     }
 
     fn shortage(&self) -> Result<Shortage, PoolError> {

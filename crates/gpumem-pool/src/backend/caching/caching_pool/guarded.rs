@@ -19,10 +19,9 @@ impl Core {
 
     /// True if memory sleeps, or is about to.
     pub(in super::super) fn is_sleeping(&self) -> bool {
-        self.heap.is_sleeping() || self.extents.is_sleeping()
+        self.heap.is_sleeping() || self.extents.is_sleeping
     }
 
-    /// The memory that sleeps, in bytes.
     pub(super) fn sleeping_bytes(&self) -> u64 {
         self.heap.sleeping_bytes() + self.extents.sleeping_bytes()
     }

@@ -1,8 +1,8 @@
 //! [`OrphanedHeap`]: the heap of a pool that is dropped while work is queued.
 
-use crate::backend::{
-    caching::access::HeapMemory, caching::access::MemoryAccess, caching::extent::Extents, caching::vmm::Vmm,
-};
+use crate::backend::caching::access::{HeapMemory, MemoryAccess};
+use crate::backend::caching::extent::Extents;
+use crate::backend::caching::vmm::Vmm;
 use crate::config::MemoryKind;
 use gpumem_base::HeapTuning;
 use gpumem_device::Device;
@@ -16,25 +16,22 @@ pub(super) fn leave(device: &Device, access: &MemoryAccess, ranges: Vec<(u64, u6
     OrphanedHeap { access: access.for_orphaned_heap(), heap, extents, ranges }.defer(device);
 }
 
-/// The heap of a pool that is gone, and its addresses.
 pub(super) struct OrphanedHeap {
     pub(super) access: MemoryAccess,
     pub(super) heap: Heap,
     pub(super) extents: Extents,
-    /// The address ranges that have not been freed.
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
 impl OrphanedHeap {
-    /// Leaves the memory to the device's maintenance.
     pub(super) fn defer(mut self, device: &Device) {
-        let (kind, waits) = (self.access.admission().kind(), self.waits());
+        let (kind, waits) = (self.access.admission.kind, self.waits());
         let release = move |driver: &Driver, clocks: &Clocks, how| self.give_back(driver, clocks, how);
         device.maintenance().defer_release(kind == MemoryKind::Host, waits, release);
     }
 
     pub(super) fn waits(&self) -> bool {
-        self.access.memory() != HeapMemory::Virtual
+        self.access.memory != HeapMemory::Virtual
     }
 
     pub(super) fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {

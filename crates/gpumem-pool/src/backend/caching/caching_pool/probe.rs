@@ -9,8 +9,7 @@ use crate::error::{PoolError, Refusal};
 use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
 use gpumem_device::Device;
-use gpumem_device::internal::Handle;
-use gpumem_device::internal::Verdict;
+use gpumem_device::internal::{Handle, Verdict};
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUctx_st, CUresult, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
@@ -27,7 +26,7 @@ struct Mapped(AtomicU8);
 ///
 /// `DeviceError::DeviceLost` or `DeviceError::Driver` if the device is lost.
 pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<DriverError>, PoolError> {
-    let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use().bit());
+    let (mapped, use_bit) = (device.extension(Mapped::default), access.handle_use.bit());
     if mapped.0.load(Ordering::Relaxed) & use_bit != 0 {
         return Ok(None);
     }
@@ -61,9 +60,7 @@ pub(super) fn refusal(device: &Device, access: &MemoryAccess) -> Result<Option<D
     }
 }
 
-/// Memory, addresses and a stream that must be released.
 struct Trial {
-    /// The stream's context.
     context: Handle<CUctx_st>,
     address: Option<u64>,
     handle: Option<RawHandle>,

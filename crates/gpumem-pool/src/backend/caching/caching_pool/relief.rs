@@ -1,7 +1,8 @@
 //! Releasing unused memory, and the room below the limits.
 
 use super::{CachingPool, Core};
-use crate::backend::caching::{access::HeapMemory, extent::PAGE_BYTES};
+use crate::backend::caching::access::HeapMemory;
+use crate::backend::caching::extent::PAGE_BYTES;
 use crate::backend::figures::Counts;
 use crate::backend::search::Shortage;
 use crate::config::MemoryKind;
@@ -31,7 +32,7 @@ impl CachingPool {
     /// For pinned memory, waits only if some of it is pending, in this pool, in others under the same limit or in ended pools: otherwise
     /// completed work cannot make room for it.
     fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
-        let kind = self.access.admission().kind();
+        let kind = self.access.admission.kind;
         let needs_wait = kind != MemoryKind::Host
             || !others.is_empty()
             || self.device.maintenance().has_deferred_for(kind == MemoryKind::Host)
@@ -55,7 +56,7 @@ impl CachingPool {
 
     /// True if the driver releases the memory without a wait for the device, which plain segments need.
     pub(in super::super) fn releases_at_once(&self) -> bool {
-        self.access.memory() == HeapMemory::Virtual
+        self.access.memory == HeapMemory::Virtual
     }
 
     /// Releases idle memory beyond the garbage collection threshold, if one is set. Never waits.
@@ -70,7 +71,6 @@ impl CachingPool {
         }
     }
 
-    /// Records a marker in each stream, and polls for completed markers.
     pub(in super::super) fn poll_with_markers(&self, streams: Vec<StreamIndex>) -> Result<(), DriverError> {
         streams.into_iter().try_for_each(|stream| self.clocks().record_marker(stream).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
@@ -99,9 +99,9 @@ impl CachingPool {
     pub(in super::super) fn reservable_max_bytes(&self, heap: &Heap) -> u64 {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
-            return self.limits.node().limit_bytes().saturating_add(2 << 20);
+            return self.limits.node.limit_bytes().saturating_add(2 << 20);
         }
-        heap.reserved_bytes().saturating_add(self.access.admission().room_bytes())
+        heap.reserved_bytes().saturating_add(self.access.admission.room_bytes())
     }
 
     /// The shortage of a request that no rung could serve. If neither driver nor admission refused, the request was larger than the limits
@@ -115,7 +115,7 @@ impl CachingPool {
         let own_limit = || self.limits.exceeded_at(admitted_bytes);
         // The heap grows by whole pages, so a request may fit below a limit that its pages exceed.
         let page_bytes = requested_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let limit = || self.access.admission().limit_exceeded_by(page_bytes).or_else(own_limit);
+        let limit = || self.access.admission.limit_exceeded_by(page_bytes).or_else(own_limit);
         let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
         Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }
     }
@@ -132,7 +132,7 @@ impl CachingPool {
 
     /// Locks the heap, and updates its limit from the pool's hard limit and any limits above it.
     pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
-        let room_bytes = self.limits.node().room_bytes();
+        let room_bytes = self.limits.node.room_bytes();
         let mut core = self.core();
         let limit_bytes = if room_bytes > ROOM_MAX_BYTES {
             u64::MAX
@@ -143,7 +143,6 @@ impl CachingPool {
         core
     }
 
-    /// See [`Counts::may_fit_since`].
     pub(in super::super) fn may_repeat(&self, before: &Counts, size_bytes: u64) -> bool {
         let most_bytes = self.limits.hard_bytes().unwrap_or(self.device.total_bytes());
         self.counts().may_fit_since(before, size_bytes, most_bytes)
@@ -152,7 +151,7 @@ impl CachingPool {
     /// The other pools under a limit that keeps this pool from growing. They are prepared to release unused memory
     /// once the device has been waited for.
     fn short_family(&self) -> Vec<Arc<dyn Trimmable>> {
-        let short = Some(self.limits.node()).filter(|node| node.is_short_of_others());
+        let short = Some(&self.limits.node).filter(|node| node.is_short_of_others());
         let mut trimmables = short.map(|node| node.trimmables()).unwrap_or_default();
         trimmables.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
         trimmables.iter().for_each(|member| member.before_giving());
@@ -161,10 +160,9 @@ impl CachingPool {
 
     /// The soft limit, or the hard limit if that is lower. A lowered hard limit can be below the reserved memory.
     pub(super) fn soft_bytes(&self) -> u64 {
-        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node().limit_bytes())
+        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node.limit_bytes())
     }
 
-    /// Registers the pool for notifications of host waits.
     pub(super) fn register_for_waits(&self) {
         self.is_registered_for_waits.call_once(|| self.device.maintenance().add_pool(self.own.clone()));
     }

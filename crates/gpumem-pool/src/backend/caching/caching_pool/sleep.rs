@@ -20,12 +20,10 @@ use gpumem_device::DeviceError;
 use gpumem_sys::DriverError;
 use std::sync::PoisonError;
 
-/// During sleep the pool above lets no operation use the addresses, and requests no block.
 impl CachingPool {
-    /// Refuses memory that cannot sleep.
     pub(crate) fn check_sleeps(&self) -> Result<(), PoolError> {
         const WHAT: &str = "sleep";
-        match self.access.memory() {
+        match self.access.memory {
             HeapMemory::Virtual => Ok(()),
             HeapMemory::Segments(MemoryKind::Device) => {
                 Err(PoolError::Unsupported(Unsupported::OnSegments { what: WHAT }))
@@ -34,7 +32,6 @@ impl CachingPool {
         }
     }
 
-    /// The addresses that sleep.
     pub(crate) fn addresses(&self) -> Vec<Range<u64>> {
         let blocks = self.ranges.iter().map(|(address, size_bytes)| *address..address + size_bytes);
         blocks.chain(self.core().extents.ranges()).collect()
@@ -85,28 +82,19 @@ impl CachingPool {
         climb(&mut WakeSearch { pool: self, size_bytes, refusal: None })
     }
 
-    /// True if a part of the memory sleeps.
     pub(crate) fn is_asleep(&self) -> bool {
         self.core().is_sleeping()
     }
 }
 
-/// The reason why memory does not wake.
 enum WakeFailure {
-    /// Physical memory could not be created or mapped.
     Memory(Refusal),
-    /// The contents could not be restored.
     Contents(PoolError),
 }
 
 impl CachingPool {
-    /// The error of an operation that needs sleeping memory.
     pub(in super::super) fn asleep(&self) -> PoolError {
-        PoolError::Device(DeviceError::Asleep { pool: self.limits.node().name().as_str().into() })
-    }
-
-    fn cannot_sleep(&self, reason: &'static str, remedy: &'static str) -> PoolError {
-        PoolError::CannotSleep { pool: self.limits.node().name().as_str().into(), reason, remedy }
+        PoolError::Device(DeviceError::Asleep { pool: self.limits.node.name.as_str().into() })
     }
 
     /// Frees the host memory that is kept for the next sleep. The calls wait for the device.
@@ -128,7 +116,8 @@ impl CachingPool {
     fn select(&self) -> Result<Vec<(u64, u64)>, PoolError> {
         let mut core = self.core();
         if core.heap.pins_any() {
-            return Err(self.cannot_sleep(
+            return Err(PoolError::cannot_sleep(
+                &self.limits.node.name,
                 "a block was exported or pinned, and its memory must stay",
                 "allocate such blocks from another pool",
             ));
@@ -204,7 +193,6 @@ impl CachingPool {
     }
 }
 
-/// A request to wake memory, once the device and the limits have room for it.
 struct WakeSearch<'a> {
     pool: &'a CachingPool,
     size_bytes: u64,

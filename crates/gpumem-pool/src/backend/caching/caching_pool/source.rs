@@ -17,10 +17,9 @@ use core::sync::atomic::Ordering;
 use gpumem_base::counters::Counters;
 use gpumem_device::internal::{PeerDevice, Stamp};
 use gpumem_device::{CaptureModeGuard, Stream, StreamId};
-use gpumem_heap::SizeClass;
-use gpumem_heap::cache;
 #[cfg(unix)]
 use gpumem_heap::heap::BlockBacking;
+use gpumem_heap::{SizeClass, cache};
 use std::sync::Arc;
 
 impl MemorySource for Arc<CachingPool> {
@@ -107,7 +106,7 @@ impl MemorySource for Arc<CachingPool> {
     }
 
     fn has_plain_segments(&self) -> bool {
-        self.access.memory() == HeapMemory::Segments(MemoryKind::Device)
+        self.access.memory == HeapMemory::Segments(MemoryKind::Device)
     }
 
     fn lack(&self) -> Option<String> {
@@ -179,7 +178,7 @@ impl MemorySource for Arc<CachingPool> {
 
     fn enable_peer_access(&self, peer: PeerDevice) -> Result<(), PoolError> {
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        if let HeapMemory::Segments(kind) = self.access.memory() {
+        if let HeapMemory::Segments(kind) = self.access.memory {
             return plain::enable_peer_access(&self.device, kind, peer);
         }
         let _bound = self.device.enter()?;
@@ -246,7 +245,7 @@ impl MemorySource for Arc<CachingPool> {
                 core.heap.used_bytes()
             ));
         }
-        let (node, reserved_bytes) = (self.limits.node(), core.heap.reserved_bytes());
+        let (node, reserved_bytes) = (&self.limits.node, core.heap.reserved_bytes());
         if node.allows(reserved_bytes) {
             Ok(())
         } else {
