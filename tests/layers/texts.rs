@@ -545,7 +545,8 @@ fn of_kernels(text: &str, texts: &mut Texts) {
     let name: &'static str = Box::leak(format!("k{name}").into_boxed_str());
     let kernels = Box::leak(Box::new([gpumem_sim::Kernel::new(name, |_| Ok(()))]));
     gpumem_sim::Sim::of(device.driver()).unwrap().register(kernels);
-    let module = gpu.module(&source.replace("entry k()", &format!("entry {name}()"))).unwrap();
+    let source = source.replace("entry k()", &format!("entry {name}()"));
+    let module = gpu.compile(&KernelSource::ptx("k", &source)).unwrap();
     let function = module.function(name).unwrap();
     let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
     texts.add_debug(&(&function, function.launch(shape)));
@@ -691,7 +692,7 @@ const PUBLIC: [&str; 8] = ["sys", "sim", "heap", "device", "pool", "trace", "arr
 const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "numbers",
-        "adapt::Fit array::LinkRate array::Transfers device::Bytes pool::Limit pool::PoolId \
+        "adapt::Fit array::Transfers device::Bytes pool::Limit pool::PoolId \
       device::PeerDevice device::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
     ),
     (
@@ -709,7 +710,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "texts of this library",
         "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
-      trace::Synthetic trace::Waits",
+      trace::Waits",
     ),
     ("names in the source code of a kernel", "array::DeclaredKernel array::KernelParameter"),
     ("the call stack of the program", "sim::CallStack"),

@@ -208,6 +208,22 @@ macro_rules! debug_is_display {
 #[doc(hidden)]
 pub use debug_is_display;
 
+/// Implements `Debug` with some fields of a type, each with its value. Parameters of a type precede it: `[T] Number<T>`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_fields {
+    ($name:literal [$($parameters:tt)*] $type:ty, $this:ident => $($field:literal: $value:expr),+) => {
+        impl<$($parameters)*> ::core::fmt::Debug for $type {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                let $this = self;
+                f.debug_struct($name)$(.field($field, &$value))+.finish_non_exhaustive()
+            }
+        }
+    };
+}
+#[doc(hidden)]
+pub use debug_fields;
+
 #[cfg(test)]
 mod tests {
     use super::*;
