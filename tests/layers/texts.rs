@@ -633,8 +633,8 @@ fn no_error_has_rules_of_its_own() {
             let fields =
                 variant.split_once('{').filter(|(name, _)| name.trim().chars().all(char::is_alphanumeric));
             let Some((_, fields)) = fields else { continue };
-            for field in fields.split('}').next().unwrap_or_default().lines().map(str::trim) {
-                let Some((name, kind)) = field.trim_end_matches(',').split_once(": ") else { continue };
+            for field in fields.split('}').next().unwrap_or_default().split(['\n', ',']).map(str::trim) {
+                let Some((name, kind)) = field.split_once(": ") else { continue };
                 let is_text =
                     ["String", "Box<str>", "PathBuf", "io::Error"].iter().any(|text| kind.contains(text));
                 let is_raw =
@@ -738,6 +738,10 @@ fn printing_types(crates: &std::path::Path, name: &str) -> BTreeSet<String> {
             let own = arguments.rsplit(']').next().unwrap_or_default();
             printing.extend(own.split(',').map(first_name));
         }
+        let named = text.split("debug_fields!(").skip(1).filter_map(|rest| rest.split('"').nth(1));
+        printing.extend(named.map(str::to_string));
+        let named = text.split("named!(").skip(1);
+        printing.extend(named.map(first_name));
         for derived in text.split("#[derive(").skip(1) {
             let Some((_, item)) = derived.split_once(")]").filter(|(derives, _)| derives.contains("Debug"))
             else {
