@@ -600,7 +600,7 @@ fn begun(my: &Scene) -> Result<Vec<(&'static str, Begun<'_>)>, Failure> {
     let (download, mut polled) = (my.large.download(), my.large.download());
     let host = Array1::from_elem(100, 1.0_f32);
     let (mut pack, mut done) = (my.gpu.pack(), my.gpu.pack());
-    let unsent = pack.add_slice(&my.gpu, &[1.0_f32; 100])?;
+    let unsent = pack.add(&my.gpu, &[1.0_f32; 100])?;
     let sent = done.add(&my.gpu, &host)?;
     done.upload()?;
     let mut fed = feed((0..4).map(|number| vec![number as f32; 1000])).prefetch(2).on(&my.gpu)?;

@@ -4,14 +4,18 @@
 
 use gpumem_adapt::array::bytemuck;
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Slice, s};
-use gpumem_adapt::array::pool::sys::Driver;
+use gpumem_adapt::array::pool::sys::types::{CUfunction, CUmodule, CUresult};
+use gpumem_adapt::array::pool::sys::{Driver, Table};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Numeric, Rng};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::harness::is_thorough;
 use half::{bf16, f16};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_char};
 use std::fmt::Debug;
+use std::sync::{Mutex, OnceLock};
 
 /// Lengths around warps, blocks and the point where reductions need two launches.
 const LENGTHS: &[usize] = &[0, 1, 2, 31, 32, 33, 255, 257, 1000, 4096, 65_537, 1_000_003];
@@ -74,6 +78,8 @@ macro_rules! elementwise {
                     assert_eq!((&a - scalar).to_vec().unwrap(), each(&|a| a - scalar), "{len}");
                     assert_eq!((&a * scalar).to_vec().unwrap(), each(&|a| a * scalar), "{len}");
                     assert_eq!((&a / scalar).to_vec().unwrap(), each(&|a| a / scalar), "{len}");
+                    assert_eq!((scalar - &a).to_vec().unwrap(), each(&|a| scalar - a), "{len}");
+                    assert_eq!((scalar / &a).to_vec().unwrap(), each(&|a| scalar / a), "{len}");
                     let mut c = a.try_clone().unwrap();
                     c += &b;
                     c *= scalar;
@@ -218,6 +224,8 @@ elementwise!(elementwise_of_i32, i32);
 elementwise!(elementwise_of_i64, i64);
 products!(products_of_f32, f32);
 products!(products_of_f64, f64);
+products!(products_of_i32, i32);
+products!(products_of_i64, i64);
 reductions!(reductions_of_f32, f32);
 reductions!(reductions_of_f64, f64);
 reductions!(reductions_of_i32, i32);
@@ -254,6 +262,8 @@ cases! {
     fn elementwise_i64(driver: &Driver) { elementwise_of_i64(driver) }
     fn products_f32(driver: &Driver) { products_of_f32(driver) }
     fn products_f64(driver: &Driver) { products_of_f64(driver) }
+    fn products_i32(driver: &Driver) { products_of_i32(driver) }
+    fn products_i64(driver: &Driver) { products_of_i64(driver) }
     fn reductions_f32(driver: &Driver) { reductions_of_f32(driver) }
     fn reductions_f64(driver: &Driver) { reductions_of_f64(driver) }
     fn reductions_i32(driver: &Driver) { reductions_of_i32(driver) }
@@ -452,4 +462,71 @@ cases! {
             assert_eq!((&a / 0).to_vec().unwrap(), [0, 0, 0]);
         }
     }
+}
+
+const CASES: &[fn(&Driver)] = &[
+    elementwise_f32,
+    elementwise_f64,
+    elementwise_i32,
+    elementwise_i64,
+    products_f32,
+    products_f64,
+    products_i32,
+    products_i64,
+    reductions_f32,
+    reductions_f64,
+    reductions_i32,
+    reductions_i64,
+    sums_that_round,
+    fills,
+    patterns,
+    random_numbers,
+    normal_numbers,
+    casts,
+    gathers,
+    packs,
+    strided_copies,
+    transposed_copies,
+    division_by_zero,
+];
+
+/// The names of the kernels that [`recorded`] drivers have looked up. Arrays look up a kernel before its first launch.
+static USED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static REAL: OnceLock<Table> = OnceLock::new();
+
+/// A simulator that adds to [`USED`].
+fn recorded() -> Driver {
+    unsafe extern "C" fn function(out: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult {
+        // SAFETY: the caller passes a string.
+        let text = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        USED.lock().unwrap().insert(text);
+        // SAFETY: the caller guarantees what the wrapped function requires.
+        unsafe { REAL.get().unwrap().cuModuleGetFunction.unwrap()(out, module, name) }
+    }
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    assert!(REAL.set(*driver.table()).is_ok());
+    // SAFETY: the function calls the one that it replaces.
+    unsafe { driver.with_table(|table| table.cuModuleGetFunction = Some(function)) }
+}
+
+/// The kernels in the PTX of the crate.
+fn compiled() -> BTreeSet<String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/gpumem-array/kernels");
+    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let ptx = files.filter(|path| path.extension().is_some_and(|end| end == "ptx"));
+    let texts: Vec<String> = ptx.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let entries = texts.iter().flat_map(|text| text.split(".entry ").skip(1));
+    entries.map(|entry| entry.split('(').next().unwrap().to_string()).collect()
+}
+
+#[test]
+fn the_cases_use_each_kernel() {
+    let driver = recorded();
+    for case in CASES {
+        case(&driver);
+    }
+    let used = USED.lock().unwrap();
+    let unused: Vec<_> = compiled().difference(&used).cloned().collect();
+    // Copies of dense rows have no case here.
+    assert_eq!(unused, ["gpumem_dense_1"]);
 }

@@ -543,7 +543,8 @@ fn of_kernels(text: &str, texts: &mut Texts) {
     let name: &'static str = Box::leak(format!("k{name}").into_boxed_str());
     let kernels = Box::leak(Box::new([gpumem_sim::Kernel::new(name, |_| Ok(()))]));
     gpumem_sim::Sim::of(device.driver()).unwrap().register(kernels);
-    let module = gpu.module(&source.replace("entry k()", &format!("entry {name}()"))).unwrap();
+    let source = source.replace("entry k()", &format!("entry {name}()"));
+    let module = gpu.compile(&KernelSource::ptx("k", &source)).unwrap();
     let function = module.function(name).unwrap();
     let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
     texts.add_debug(&(&function, function.launch(shape)));
@@ -630,8 +631,8 @@ fn no_error_has_rules_of_its_own() {
             let fields =
                 variant.split_once('{').filter(|(name, _)| name.trim().chars().all(char::is_alphanumeric));
             let Some((_, fields)) = fields else { continue };
-            for field in fields.split('}').next().unwrap_or_default().lines().map(str::trim) {
-                let Some((name, kind)) = field.trim_end_matches(',').split_once(": ") else { continue };
+            for field in fields.split('}').next().unwrap_or_default().split(['\n', ',']).map(str::trim) {
+                let Some((name, kind)) = field.split_once(": ") else { continue };
                 let is_text =
                     ["String", "Box<str>", "PathBuf", "io::Error"].iter().any(|text| kind.contains(text));
                 let is_raw =
@@ -689,7 +690,7 @@ const PUBLIC: [&str; 8] = ["sys", "sim", "heap", "device", "pool", "trace", "arr
 const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "numbers",
-        "adapt::Fit array::LinkRate array::Transfers device::Bytes pool::Limit pool::PoolId \
+        "adapt::Fit array::Transfers device::Bytes pool::Limit pool::PoolId \
       device::PeerDevice device::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
     ),
     (
@@ -707,7 +708,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "texts of this library",
         "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
-      trace::Synthetic trace::Waits",
+      trace::Waits",
     ),
     ("names in the source code of a kernel", "array::DeclaredKernel array::KernelParameter"),
     ("the call stack of the program", "sim::CallStack"),
@@ -735,7 +736,14 @@ fn printing_types(crates: &std::path::Path, name: &str) -> BTreeSet<String> {
             let own = arguments.rsplit(']').next().unwrap_or_default();
             printing.extend(own.split(',').map(first_name));
         }
-        printing.extend(text.split("debug_fields!(").skip(1).map(first_name));
+        // Parameters of the type may precede its name.
+        let named = text.split("debug_fields!(").skip(1).map(|rest| {
+            rest.split_once(']').map_or(rest, |(parameters, rest)| {
+                if parameters.trim_start().starts_with('[') { rest } else { parameters }
+            })
+        });
+        printing.extend(named.map(first_name));
+        printing.extend(text.split("named!(").skip(1).map(first_name));
         for derived in text.split("#[derive(").skip(1) {
             let Some((_, item)) = derived.split_once(")]").filter(|(derives, _)| derives.contains("Debug"))
             else {

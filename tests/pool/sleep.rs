@@ -135,7 +135,7 @@ cases! {
             let add_all = || {
                 let mut pack = gpu.pack();
                 let packed: Vec<_> =
-                    elements.iter().map(|elements| pack.add_slice(&gpu, elements).unwrap()).collect();
+                    elements.iter().map(|elements| pack.add(&gpu, elements).unwrap()).collect();
                 (pack, packed)
             };
             let (pack, packed) = add_all();

@@ -48,6 +48,7 @@ pub mod harness {
 
 pub mod model;
 pub mod profiles;
+pub mod programs;
 mod random;
 pub mod stress;
 

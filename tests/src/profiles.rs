@@ -5,10 +5,11 @@
 
 use crate::driver::virtual_time;
 use crate::pool::{BackendKind, Profile};
+use crate::programs::random_program;
 use crate::sys::Driver;
 use core::time::Duration;
 use gpumem_trace::fit::{Attempt, Candidate};
-use gpumem_trace::{ReplayError, Setup, Trace, TraceLimit, Waits, random_program};
+use gpumem_trace::{ReplayError, Setup, Trace, TraceLimit, Waits};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const COUNT: usize = Profile::ALL.len();

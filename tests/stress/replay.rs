@@ -6,10 +6,9 @@ use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::trace::Trace as Recorder;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Pool, PoolError, Profile, Stream};
 use gpumem_tests::profiles;
+use gpumem_tests::programs::Synthetic;
 use gpumem_tests::sys::Driver;
-use gpumem_trace::{
-    Event, Outcome, ReplayError, Setup, StreamKind, Synthetic, Trace, TraceLimit, Waits, fit, replay,
-};
+use gpumem_trace::{Event, Outcome, ReplayError, Setup, StreamKind, Trace, TraceLimit, Waits, fit, replay};
 
 gpumem_tests::cases! {
     /// Three streams and deferred frees, some of them near the beginning.
@@ -175,6 +174,20 @@ fn random_programs_that_fit_under_tight_fit_under_every_profile() {
     }
     assert!(counts.completed[0] > 40, "{counts:?}");
     assert!((0..Profile::ALL.len()).all(|profile| counts.share(profile) >= 0.99), "{counts:?}");
+}
+
+#[test]
+fn made_up_traces_are_the_same_every_time_and_go_on_as_long_as_wanted() {
+    for (name, kind, _) in Synthetic::ALL {
+        assert_eq!(name.parse(), Ok(kind));
+        let (short, long) = (kind.trace(5, 3), kind.trace(5, 6));
+        assert_eq!(short.events(), kind.trace(5, 3).events(), "{name}");
+        assert!(long.events().len() > short.events().len(), "{name}");
+        assert!(long.peaks().live_bytes > 256 << 20, "{name}: {:?}", long.peaks());
+    }
+    assert!("unheard".parse::<Synthetic>().unwrap_err().contains("periodic, varlen"));
+    let prefetch = Synthetic::Prefetch.trace(0, 8);
+    assert!(prefetch.events().iter().any(|event| matches!(event, Event::FreeUsed { .. })));
 }
 
 #[test]

@@ -93,6 +93,10 @@ pub(crate) fn check(profile: Profile) -> Result<()> {
             }
         }
     }
+    if Command::new("pkg-config").arg("--version").output().is_err() {
+        println!("pkg-config is not installed: gpumem.pc is not tried");
+        return Ok(());
+    }
     for is_static in [false, true] {
         let program = made.join(if is_static { "basics-static" } else { "basics-flags" });
         let mut command = Command::new("cc");
@@ -124,30 +128,15 @@ fn check_calls() -> Result<()> {
     Ok(())
 }
 
-/// The compiler's flags by the pkg-config file, as pkg-config prints them. Where it is not installed, they are read here.
+/// The compiler's flags by the pkg-config file.
 fn flags(prefix: &Path, is_static: bool) -> Result<Vec<String>> {
     let folder = prefix.join("lib/pkgconfig");
     let mut command = Command::new("pkg-config");
     command.env("PKG_CONFIG_PATH", &folder).args(["--cflags", "--libs"]);
     command.args(is_static.then_some("--static")).arg("gpumem");
-    let text = match command.output() {
-        Ok(output) => {
-            ensure!(output.status.success(), "pkg-config: {}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8(output.stdout)?
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            println!("pkg-config is not installed: the flags of gpumem.pc are read without it");
-            let file = fs::read_to_string(folder.join("gpumem.pc"))?;
-            let fields = ["Cflags:", "Libs:", "Libs.private:"];
-            let fields = &fields[..if is_static { 3 } else { 2 }];
-            let values =
-                file.lines().filter_map(|line| fields.iter().find_map(|field| line.strip_prefix(field)));
-            let text = values.collect::<String>().replace("${libdir}", "${prefix}/lib");
-            let text = text.replace("${includedir}", "${prefix}/include");
-            text.replace("${prefix}", prefix.to_str().context("the folder is not UTF-8")?)
-        }
-        Err(error) => return Err(error).context("pkg-config cannot be started"),
-    };
+    let output = command.output().context("pkg-config cannot be started")?;
+    ensure!(output.status.success(), "pkg-config: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
     // The folder has both libraries, and `-l` prefers the shared one.
     let library =
         |flag: &str| if is_static && flag == "-lgpumem" { "-l:libgpumem.a".into() } else { flag.to_owned() };
@@ -157,21 +146,13 @@ fn flags(prefix: &Path, is_static: bool) -> Result<Vec<String>> {
 const SEED_COUNT: u64 = 3;
 
 fn start(program: &Path, prefix: &Path, drop_in: &Path, seed: u64, made: &Path) -> Result<()> {
-    let mut command = Command::new("timeout");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
-        command.env_remove(name);
-    }
-    let path = std::env::join_paths([drop_in, &prefix.join("lib")])?;
-    command.arg("120").arg(program).arg(made.join("program.trace"));
-    command.env("LD_LIBRARY_PATH", path).env("GPUMEM_DRIVER", "drop-in");
-    command.env("GPUMEM_SIM_DEVICES", "2").env("GPUMEM_SIM_SEED", seed.to_string());
+    let mut command = drop_in::command(program, &[drop_in, &prefix.join("lib")], seed)?;
+    command.arg(made.join("program.trace")).env("GPUMEM_DRIVER", "drop-in");
     // The simulator stays until the process has ended.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
-    let output = command.output().context("timeout")?;
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    let has_finding = text.contains("gpumem's simulator has found");
-    if !output.status.success() || has_finding {
-        bail!("{} under seed {seed} ended with {}:\n{text}", program.display(), output.status);
+    let (text, failure) = drop_in::run_to_end(command)?;
+    if let Some(how) = failure {
+        bail!("{} under seed {seed}: {how}:\n{text}", program.display());
     }
     if seed == 0 {
         print!("{}: {text}", program.display());

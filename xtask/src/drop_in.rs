@@ -3,11 +3,13 @@
 //! Refuses folders that are on a library path by default: from cargo's own folders the library would pose as the GPU of every
 //! program that cargo runs. Never overwrites a real driver.
 
+use crate::workspace::clean;
 use crate::workspace::programs::{self, Profile};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -49,6 +51,31 @@ pub(crate) fn lay_out(folder: &Path, profile: Profile) -> Result<PathBuf> {
     link("libcuda.so.1", &folder.join("libcuda.so"))?;
     Ok(folder)
 }
+
+/// A program on the drop-in with two devices, for at most [`DEADLINE`]. The folders have its shared libraries, the drop-in among them.
+pub(crate) fn command(program: &Path, folders: &[&Path], seed: u64) -> Result<Command> {
+    let mut command = clean("timeout");
+    command.arg(DEADLINE).arg(program).env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
+    command.env("GPUMEM_SIM_DEVICES", "2").env("GPUMEM_SIM_SEED", seed.to_string()).stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Runs a [`command`], and returns its output and how it failed.
+pub(crate) fn run_to_end(mut command: Command) -> Result<(String, Option<String>)> {
+    let output = command.output().context("`timeout` cannot be started")?;
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let failure = match output.status.code() {
+        // The start of the drop-in's report at exit.
+        _ if text.contains("gpumem's simulator has found") => Some("the simulator found something".into()),
+        Some(0) => None,
+        Some(124) => Some(format!("it was not done after {DEADLINE} s")),
+        _ => Some(format!("it ended with {}", output.status)),
+    };
+    Ok((text.into_owned(), failure))
+}
+
+/// In seconds.
+const DEADLINE: &str = "120";
 
 /// Creates a symbolic link, unless it exists.
 pub(crate) fn link(target: &str, place: &Path) -> Result<()> {

@@ -1,4 +1,4 @@
-//! `cargo xtask bindgen`, `kernels`, `header` and `plots`: make files that are checked in.
+//! `cargo xtask bindgen`, `kernels` and `header`: make files that are checked in.
 //!
 //! The generators are a workspace of their own (`xtask/generators`), because their dependencies take minutes to compile. A file beside
 //! them has a digest of the inputs and outputs of each. While a digest is unchanged, the outputs are those that the inputs make, so the
@@ -13,7 +13,6 @@ use std::process::Command;
 /// A generator, or a step of CI that depends on few files.
 #[derive(Clone, Copy)]
 pub(crate) struct Generator {
-    /// The task's name.
     pub(crate) name: &'static str,
     /// Its inputs and outputs: files, folders with a trailing `/`, and endings with a leading `*`.
     paths: &'static [&'static str],
@@ -41,10 +40,6 @@ pub(crate) const HEADER: Generator = Generator {
         "crates/gpumem-capi/include/gpumem.h",
     ],
 };
-pub(crate) const PLOTS: Generator = Generator {
-    name: "plots",
-    paths: &["xtask/generators/src/plots.rs", "tests/examples/measure/runs.rs", "docs/runs/", "docs/plots/"],
-};
 /// The step `models` of CI.
 pub(crate) const MODELS: Generator = Generator {
     name: "models",
@@ -59,7 +54,7 @@ pub(crate) const MODELS: Generator = Generator {
         "crates/gpumem-sys/",
     ],
 };
-pub(crate) const ALL: [Generator; 4] = [BINDGEN, KERNELS, HEADER, PLOTS];
+pub(crate) const ALL: [Generator; 3] = [BINDGEN, KERNELS, HEADER];
 
 const DIGESTS: &str = "xtask/generators/digests.txt";
 const FOLDER: &str = "xtask/generators";

@@ -56,9 +56,6 @@ enum Task {
     Ci(ci::Args),
     /// Check layers, rooms, cycles, names, headers, `unsafe` and documents
     Tidy,
-    /// Draw the plots of docs/plots from the runs recorded in docs/runs
-    #[command(disable_help_flag = true)]
-    Plots(generate::Args),
     /// Compile the CUDA sources to the PTX that is checked in
     #[command(disable_help_flag = true)]
     Kernels(generate::Args),
@@ -88,7 +85,6 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),
         Task::Tidy => tidy::run(),
-        Task::Plots(args) => generate::run(generate::PLOTS, args),
         Task::Kernels(args) => generate::run(generate::KERNELS, args),
     }
 }

@@ -71,7 +71,6 @@ pub(crate) fn fuzz(args: &Args) -> Result<()> {
     })
 }
 
-/// The folder of the recorded traces.
 pub(crate) fn traces() -> PathBuf {
     root().join("tests/traces")
 }
@@ -101,11 +100,9 @@ fn run(build: &[&str], arguments: impl FnOnce(&mut Command)) -> Result<()> {
     }
 }
 
-/// Builds an example.
 fn built(build: &[&str]) -> Result<PathBuf> {
     let example = programs::build(build)?.into_iter().find(|built| built.kind == programs::Kind::Example);
     Ok(example.context("cargo reported no program")?.program)
 }
 
-/// The package of the programs.
 const TESTS: &str = "gpumem-tests";

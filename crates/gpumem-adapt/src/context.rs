@@ -206,7 +206,7 @@ impl<'a> Plan<'a> {
         array: &ArrayView<'a, T, D>,
         unchanged: ArrayView<'a, U, D>,
     ) {
-        self.add_with::<T, U, D>(array, |pack, gpu| pack.add_view(gpu, unchanged));
+        self.add_with::<T, U, D>(array, |pack, gpu| pack.add(gpu, unchanged));
     }
 
     /// Adds an array whose elements are converted, if it is small.

@@ -11,7 +11,7 @@ use core::ffi::{c_uint, c_void};
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUfunction, CUresult, CUstream};
 use gpumem_array::pool::{Device, Pool};
-use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
+use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape};
 use gpumem_sim::{Kernel, Sim, SimConfig};
 use std::error::Error;
 use std::hint::black_box;
@@ -97,7 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::new(&driver, 0)?;
     CONTEXT.store(device.context().cast(), Ordering::Relaxed);
     let gpu = Gpu::new(&Pool::new(&device)?)?;
-    let axpy = gpu.module(PTX)?.function("axpy")?;
+    let axpy = gpu.compile(&KernelSource::ptx("axpy", PTX))?.function("axpy")?;
     let (a, b) = (GpuArray::from_elem(&gpu, LEN, 1.0_f32)?, GpuArray::from_elem(&gpu, LEN, 2.0_f32)?);
 
     let bare_ns = best_ns(rounds, || bare(&gpu));

@@ -10,14 +10,11 @@ mod host;
 #[allow(unsafe_code)] // views of host memory
 mod host_memory;
 pub(crate) mod interop;
-#[cfg(doctest)]
-mod must_not_compile;
-#[macro_use]
-mod read;
-mod split;
+pub(crate) mod read;
 #[allow(unsafe_code)] // `assume_init`
 mod uninit;
 pub(crate) mod view;
+mod write;
 
 pub use cow::GpuCow;
 pub use foreign::{OnStream, ReadOn, WriteOn};
@@ -25,6 +22,11 @@ pub use host::HostIndex;
 pub(crate) use read::readers;
 pub use uninit::UninitArray;
 pub use view::{AsView, AsViewMut, GpuView, GpuViewMut, Vector};
+pub(crate) use write::{parts, writers};
+
+#[cfg(doctest)]
+#[doc = include_str!("../tests/must_not_compile.md")]
+mod must_not_compile {}
 
 use crate::array::view::describe;
 use crate::element::{Element, check_layout};
@@ -36,7 +38,7 @@ use crate::storage::{Access, ArrayStorage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
-use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, IxDyn, RemoveAxis, Slice, SliceArg};
+use ndarray::{Dimension, IntoDimension, Ix1, Ix2, IxDyn};
 
 /// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D` and in memory of the kind `K`.
 ///
@@ -76,13 +78,6 @@ use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, IxDyn, RemoveAxis, Slice
 /// # use gpumem_array::{GpuArray, ndarray::Ix1};
 /// fn first(array: &GpuArray<f32, Ix1>) -> f32 {
 ///     array[0]
-/// }
-/// ```
-///
-/// ```compile_fail,E0308
-/// # use gpumem_array::{GpuArray, ndarray::Ix1};
-/// fn slice(array: &GpuArray<f32, Ix1>) -> &[f32] {
-///     array
 /// }
 /// ```
 pub struct GpuArray<T, D, K = DeviceLocal> {
@@ -222,93 +217,10 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         GpuViewMut::new(&self.gpu, &self.storage, self.layout.clone())
     }
 
-    /// A mutable view of all elements, used through the stream of another `Gpu`.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let other = gpu.fork()?;
-    /// let mut x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// x.on_mut(&other).fill(0)?; // waits for the upload, on the device
-    /// assert_eq!(x.to_vec()?, [0, 0, 0]); // waits for the fill
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    #[must_use]
-    pub fn on_mut<'b>(&'b mut self, gpu: &'b Gpu) -> GpuViewMut<'b, T, D> {
-        self.view_mut().on_mut(gpu)
-    }
-
     /// The `Gpu` that operations on this array are queued on, and that their results belong to.
     #[must_use]
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
-    }
-
-    /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::{Axis, Slice, array};
-    ///
-    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 3))?;
-    /// x.slice_axis_mut(Axis(1), Slice::from(1..))?.fill(5)?;
-    /// assert_eq!(x.to_array()?, array![[0, 5, 5], [0, 5, 5]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
-    pub fn slice_axis_mut(&mut self, axis: Axis, slice: Slice) -> Result<GpuViewMut<'_, T, D>, ArrayError> {
-        self.view_mut().slice_axis_mut(axis, slice)
-    }
-
-    /// A mutable view of the elements that `s![…]` selects; see [`GpuViewMut::slice_mut`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::{array, s};
-    ///
-    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 3))?;
-    /// x.slice_mut(s![1, ..2])?.fill(5)?;
-    /// assert_eq!(x.to_array()?, array![[0, 0, 0], [5, 5, 0]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
-    pub fn slice_mut<I: SliceArg<D>>(&mut self, info: I) -> Result<GpuViewMut<'_, T, I::OutDim>, ArrayError> {
-        self.view_mut().slice_mut(info)
-    }
-
-    /// A mutable view of the elements at `index` of an axis, without that axis.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::{Axis, array};
-    ///
-    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 3))?;
-    /// x.index_axis_mut(Axis(0), 1)?.fill(5)?;
-    /// assert_eq!(x.to_array()?, array![[0, 0, 0], [5, 5, 5]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
-    pub fn index_axis_mut(
-        &mut self,
-        axis: Axis,
-        index: usize,
-    ) -> Result<GpuViewMut<'_, T, D::Smaller>, ArrayError>
-    where
-        D: RemoveAxis,
-    {
-        self.view_mut().index_axis_mut(axis, index)
     }
 
     /// Uninitialised memory. The caller writes all elements before the array leaves this crate.

@@ -10,7 +10,6 @@
 //! [`Stream::run_borrowed`]: gpumem_pool::Stream::run_borrowed
 
 mod join;
-mod link;
 mod pack;
 mod pageable;
 mod pitched;
@@ -23,7 +22,7 @@ pub use join::{concatenate, stack};
 pub use pack::{Pack, PackedArray};
 pub use transfer::{Download, DownloadTarget, Upload, UploadSource, Uploaded};
 
-use crate::array::{AsView, GpuArray, GpuCow, GpuView, GpuViewMut, UninitArray, readers};
+use crate::array::{AsView, GpuArray, GpuCow, GpuView, GpuViewMut, UninitArray, readers, writers};
 use crate::element::{Cast, Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::{Copier, Gpu, Place};
@@ -36,7 +35,9 @@ use gpumem_pool::sys::types::CUdeviceptr;
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 use pitched::CopySide;
 
-impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
+readers! {
+    Element;
+
     /// Downloads the elements in row-major order. Waits for the work that the elements depend on.
     ///
     /// Contiguous elements and rows of at least 64 bytes at a pitch take one copy. Other layouts are gathered on the device first.
@@ -47,7 +48,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// use gpumem_array::ndarray::array;
     ///
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
-    /// assert_eq!(x.view().t().to_vec()?, [1, 4, 2, 5, 3, 6]);
+    /// assert_eq!(x.t().to_vec()?, [1, 4, 2, 5, 3, 6]);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     ///
@@ -58,12 +59,12 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - [`ArrayError::HostFull`] if the host is out of memory.
     /// - [`ArrayError::Pool`] if the stream captures, or if the allocation, a driver call or earlier work failed.
     /// - [`ArrayError::NoSuchKernel`] if the elements are gathered on the simulator without the feature `sim`.
-    pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
-        match self.layout().order() {
-            Some(ElementOrder::Column) if !self.layout().is_dense(ElementOrder::Row) => {
-                Ok(self.to_array()?.iter().copied().collect())
+    pub fn to_vec(view) -> Result<Vec<T>, ArrayError> {
+        match view.layout().order() {
+            Some(ElementOrder::Column) if !view.layout().is_dense(ElementOrder::Row) => {
+                Ok(view.to_array()?.iter().copied().collect())
             }
-            _ => download(self),
+            _ => download(view),
         }
     }
 
@@ -75,7 +76,7 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// use gpumem_array::ndarray::array;
     ///
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
-    /// assert_eq!(x.view().t().to_array()?, array![[1, 4], [2, 5], [3, 6]]);
+    /// assert_eq!(x.t().to_array()?, array![[1, 4], [2, 5], [3, 6]]);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     ///
@@ -83,12 +84,12 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_vec`].
-    pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
-        let order = self.layout().order().unwrap_or(ElementOrder::Row);
-        let elements = download(self)?;
-        let shape = self.raw_dim().set_f(order == ElementOrder::Column);
+    pub fn to_array(view) -> Result<Array<T, D>, ArrayError> {
+        let order = view.layout().order().unwrap_or(ElementOrder::Row);
+        let elements = download(view)?;
+        let shape = view.raw_dim().set_f(order == ElementOrder::Column);
         Array::from_shape_vec(shape, elements)
-            .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
+            .map_err(|_| ArrayError::TooManyElements { shape: view.shape().to_vec() })
     }
 
     /// Downloads the elements into a slice: in column-major order if they are contiguous only in that order, otherwise in row-major order.
@@ -112,20 +113,18 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// [`ArrayError::Pool`] if the stream captures, or if the allocation, a driver call or earlier work failed;
     /// [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, if the elements are gathered. After an error of the pool
     /// the slice may have some of the elements.
-    pub fn copy_to_slice(&self, elements: &mut [T]) -> Result<(), ArrayError>
-    where
-        T: AnyBitPattern,
-    {
-        if elements.len() != self.len() {
+    pub fn copy_to_slice(view, elements: &mut [T]) -> Result<(), ArrayError>
+    where (T: AnyBitPattern) {
+        if elements.len() != view.len() {
             return Err(ArrayError::Shape {
                 operation: "download",
-                left: self.shape().to_vec(),
+                left: view.shape().to_vec(),
                 right: vec![elements.len()],
                 expected: "the slice must have as many elements as the array",
             });
         }
         // SAFETY: the slice has as many elements, and is borrowed exclusively. Whatever the device wrote is a valid value.
-        unsafe { download_to(self, elements.as_mut_ptr()) }
+        unsafe { download_to(view, elements.as_mut_ptr()) }
     }
 
     /// Copies the elements on the device, to contiguous device memory: in their own order if they are contiguous, otherwise in
@@ -148,8 +147,8 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - Unless the elements are contiguous or rows of at least 64 bytes at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
     ///   `sim`.
-    pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.to_order(self.layout().order().unwrap_or(ElementOrder::Row))
+    pub fn to_owned(view) -> Result<GpuArray<T, D>, ArrayError> {
+        view.to_order(view.layout().order().unwrap_or(ElementOrder::Row))
     }
 
     /// Copies the elements to another place: to memory of another kind, or to another device. The result is contiguous: in the order of
@@ -175,26 +174,9 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::WrongDevice`], [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`] and [`GpuViewMut::assign`].
-    pub fn copy_to<P: Place + ?Sized>(&self, place: &P) -> Result<GpuArray<T, D, P::Kind>, ArrayError> {
-        let order = self.layout().order().unwrap_or(ElementOrder::Row);
-        UninitArray::with_order(place, self.raw_dim(), order)?.assign(self)
-    }
-
-    /// Like [`GpuView::copy_to`], through the host.
-    fn copied_to(&self, receiver: &Gpu) -> Result<GpuArray<T, D>, ArrayError> {
-        let order = self.layout().order().unwrap_or(ElementOrder::Row);
-        let mut target = UninitArray::with_order(receiver, self.raw_dim(), order)?.into_unwritten();
-        copy_staged(receiver, &mut target.view_mut(), self)?;
-        Ok(target)
-    }
-
-    /// The elements, contiguous in the given order: the view itself, or a copy.
-    pub(crate) fn dense(&self, order: ElementOrder) -> Result<GpuCow<'a, T, D>, ArrayError> {
-        if self.layout().is_dense(order) {
-            Ok(GpuCow::View(self.clone()))
-        } else {
-            Ok(GpuCow::Owned(self.to_order(order)?))
-        }
+    pub fn copy_to[P: Place + ?Sized](view, place: &P) -> Result<GpuArray<T, D, P::Kind>, ArrayError> {
+        let order = view.layout().order().unwrap_or(ElementOrder::Row);
+        UninitArray::with_order(place, view.raw_dim(), order)?.assign(view)
     }
 
     /// The elements in row-major order: the view itself if they are contiguous in that order, otherwise a copy on the device.
@@ -214,8 +196,28 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     ///
     /// [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
     /// [`GpuViewMut::assign`].
-    pub fn as_standard_layout(&self) -> Result<GpuCow<'a, T, D>, ArrayError> {
-        self.dense(ElementOrder::Row)
+    pub fn as_standard_layout('v view) -> Result<GpuCow<'v, T, D>, ArrayError> {
+        view.dense(ElementOrder::Row)
+    }
+
+}
+
+impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
+    /// Like [`GpuView::copy_to`], through the host.
+    fn copied_to(&self, receiver: &Gpu) -> Result<GpuArray<T, D>, ArrayError> {
+        let order = self.layout().order().unwrap_or(ElementOrder::Row);
+        let mut target = UninitArray::with_order(receiver, self.raw_dim(), order)?.into_unwritten();
+        copy_staged(receiver, &mut target.view_mut(), self)?;
+        Ok(target)
+    }
+
+    /// The elements, contiguous in the given order: the view itself, or a copy.
+    pub(crate) fn dense(&self, order: ElementOrder) -> Result<GpuCow<'a, T, D>, ArrayError> {
+        if self.layout().is_dense(order) {
+            Ok(GpuCow::View(self.clone()))
+        } else {
+            Ok(GpuCow::Owned(self.to_order(order)?))
+        }
     }
 
     /// A contiguous copy in the given order.
@@ -315,165 +317,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let order = self.layout().order().unwrap_or(ElementOrder::Row);
         UninitArray::with_order(&self.gpu().memory::<K>(), self.raw_dim(), order)?.assign(self)
     }
-
-    /// Overwrites the array with a slice; see [`GpuViewMut::copy_from_slice`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, 3)?;
-    /// x.copy_from_slice(&[1, 2, 3])?;
-    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails.
-    pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
-        self.view_mut().copy_from_slice(elements)
-    }
-
-    /// Overwrites the array with elements of the same shape; see [`GpuViewMut::assign`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::array;
-    ///
-    /// let row = GpuArray::from_slice(&gpu, &[1, 2])?;
-    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, (2, 2))?;
-    /// x.assign(&row)?; // the row is repeated
-    /// assert_eq!(x.to_array()?, array![[1, 2], [1, 2]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
-    /// [`GpuViewMut::assign`].
-    pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
-        self.view_mut().assign(source)
-    }
-}
-
-readers! {
-    Element;
-
-    /// Copies the elements to another place: to memory of another kind, or to another device; see [`GpuView::copy_to`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let host = x.copy_to(&gpu.pinned())?; // in memory that the host can access
-    /// assert_eq!(host[2], 3);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`]; see [`GpuView::copy_to`].
-    pub fn copy_to<P: Place + ?Sized>(&self, place: &P) -> Result<GpuArray<T, D, P::Kind>, ArrayError> {
-        self.view().copy_to(place)
-    }
-
-    /// The elements in row-major order: a view, or a copy on the device; see [`GpuView::as_standard_layout`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::array;
-    ///
-    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
-    /// let flat = x.as_standard_layout()?; // a view: the rows are contiguous already
-    /// assert_eq!(flat.reshape(6)?.to_vec()?, [1, 2, 3, 4, 5, 6]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::as_standard_layout`].
-    pub fn as_standard_layout(&self) -> Result<GpuCow<'_, T, D>, ArrayError> {
-        self.view().as_standard_layout()
-    }
-
-    /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_elem(&gpu, (2, 2), 1.5_f32)?;
-    /// assert_eq!(x.to_vec()?, [1.5; 4]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
-    pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
-        self.view().to_vec()
-    }
-
-    /// Downloads the elements in their shape; see [`GpuView::to_array`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::array;
-    ///
-    /// let x = GpuArray::from_elem(&gpu, (2, 2), 1.5_f32)?;
-    /// assert_eq!(x.to_array()?, array![[1.5, 1.5], [1.5, 1.5]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
-    pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
-        self.view().to_array()
-    }
-
-    /// Downloads the elements into a slice; see [`GpuView::copy_to_slice`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let mut host = [0; 3];
-    /// x.copy_to_slice(&mut host)?;
-    /// assert_eq!(host, [1, 2, 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
-    /// [`GpuView::copy_to_slice`].
-    pub fn copy_to_slice(&self, elements: &mut [T]) -> Result<(), ArrayError>
-    where
-        T: AnyBitPattern,
-    {
-        self.view().copy_to_slice(elements)
-    }
-
-    /// Copies the elements on the device, to contiguous device memory; see [`GpuView::to_owned`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let pinned = GpuArray::from_slice(&gpu.pinned(), &[1, 2, 3])?;
-    /// let x = pinned.to_owned()?; // in device memory
-    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::NoPeerAccess`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::to_owned`].
-    pub fn to_owned(&self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.view().to_owned()
-    }
 }
 
 impl<T: Element, K: Kind> GpuArray<T, Ix0, K> {
@@ -550,7 +393,9 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     }
 }
 
-impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
+writers! {
+    Element;
+
     /// Overwrites the view with other elements, on the device. A smaller `source` is broadcast: missing axes are added at the front, and
     /// axes of length 1 are repeated.
     ///
@@ -578,17 +423,27 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - If a kernel is needed, [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
         let source = source.as_view();
-        if self.shape() == source.shape() {
-            return copy(self, &source);
+        let mut target = self.view_mut();
+        if target.shape() == source.shape() {
+            return copy(&mut target, &source);
         }
-        match source.broadcast(self.raw_dim()) {
-            Ok(source) => copy(self, &source),
-            Err(_) => same_shape("assign", self.layout(), source.layout()),
+        match source.broadcast(target.raw_dim()) {
+            Ok(source) => copy(&mut target, &source),
+            Err(_) => same_shape("assign", target.layout(), source.layout()),
         }
     }
 
     /// Overwrites the view with a slice: in column-major order if the view is contiguous only in that order, otherwise in row-major order.
     /// Returns when the elements have been read; see [`GpuArray::from_slice`].
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::<i32, _>::zeros(&gpu, 3)?;
+    /// x.copy_from_slice(&[1, 2, 3])?;
+    /// assert_eq!(x.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -597,7 +452,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// a pitch,
     /// [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
-        upload(self, elements)
+        upload(&mut self.view_mut(), elements)
     }
 }
 
@@ -723,7 +578,6 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     })
 }
 
-/// A copy by the driver.
 enum DriverCopy {
     Run { size_bytes: usize },
     Rows(Pitched),
@@ -912,7 +766,6 @@ fn order_once<T: Element, D: Dimension>(source: &GpuView<'_, T, D>, gpu: &Gpu) -
 
 /// The stream of a copy to or from the host.
 enum CopyLane<'a> {
-    /// The stream of the view.
     Own(&'a Gpu),
     /// A stream of the memory's device.
     Copier(Copier<'a>),

@@ -27,7 +27,7 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// | enums with data, or without a variant of value zero | not every byte is defined, or zeroed memory is not a valid value |
 /// | `[bool; N]`, `[char; N]` | `bytemuck` has no check for arrays of such types: use `[u8; N]`, or one more axis |
 /// | `Cell`, atomics | values on the device cannot change through a shared reference |
-/// | types without a size | does not compile where an array is allocated; see below |
+/// | types without a size | does not compile where an array is allocated |
 /// | alignment above 256 bytes | does not compile: allocations are aligned to 256 bytes |
 ///
 /// ```
@@ -57,55 +57,6 @@ use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 /// fn names(gpu: &Gpu) -> Result<GpuArray<&'static str, Ix1>, ArrayError> {
 ///     GpuArray::from_slice(gpu, &["a"])
 /// }
-/// ```
-///
-/// It has a size:
-///
-/// ```compile_fail,E0080
-/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
-/// fn nothing(gpu: &Gpu) -> Result<GpuArray<(), Ix1>, ArrayError> {
-///     GpuArray::zeros(gpu, 3)
-/// }
-/// # fn main() {
-/// #     let _ = nothing as fn(&Gpu) -> _;
-/// # }
-/// ```
-///
-/// Even over existing memory:
-///
-/// ```compile_fail,E0080
-/// # use gpumem_array::{Gpu, GpuArray, UninitArray, ndarray::Ix1, pool::Block};
-/// fn nothing(gpu: &Gpu, block: Block) -> Option<UninitArray<(), Ix1>> {
-///     GpuArray::from_block(gpu, block, 3).ok()
-/// }
-/// # fn main() {
-/// #     let _ = nothing as fn(&Gpu, Block) -> _;
-/// # }
-/// ```
-///
-/// ```compile_fail,E0080
-/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
-/// fn nothing(gpu: &Gpu) -> Result<GpuArray<(), Ix1>, ArrayError> {
-///     GpuArray::growable(gpu, 3)
-/// }
-/// # fn main() {
-/// #     let _ = nothing as fn(&Gpu) -> _;
-/// # }
-/// ```
-///
-/// Its alignment is at most 256 bytes:
-///
-/// ```compile_fail,E0080
-/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
-/// #[derive(Clone, Copy, bytemuck::NoUninit, bytemuck::AnyBitPattern, bytemuck::Zeroable)]
-/// #[repr(C, align(512))]
-/// struct Page([u8; 512]);
-/// fn pages(gpu: &Gpu) -> Result<GpuArray<Page, Ix1>, ArrayError> {
-///     GpuArray::zeros(gpu, 3)
-/// }
-/// # fn main() {
-/// #     let _ = pages as fn(&Gpu) -> _;
-/// # }
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an element of an array on a GPU",
@@ -144,10 +95,6 @@ pub(crate) mod sealed {
     pub trait Arithmetic: Sized {
         const TYPE: super::NumericType;
         const ONE: Self;
-        /// The number of values from `start` to before `end`, `step` apart.
-        fn steps(start: Self, end: Self, step: Self) -> usize;
-        /// `start` plus `index` steps. The index is below [`Arithmetic::steps`].
-        fn nth(start: Self, step: Self, index: usize) -> Self;
     }
 }
 
@@ -160,49 +107,24 @@ pub enum NumericType {
     I64,
 }
 
-macro_rules! floats {
-    ($($kind:ident: $type:ty),*) => {
+macro_rules! numbers {
+    ($($kind:ident: $type:ty, $one:literal;)*) => {
         $(
             impl Numeric for $type {}
             impl sealed::Arithmetic for $type {
                 const TYPE: NumericType = NumericType::$kind;
-                const ONE: Self = 1.0;
-                fn steps(start: Self, end: Self, step: Self) -> usize {
-                    // The cast turns negative numbers and NaN into 0, and infinity into the largest number.
-                    if step == 0.0 { 0 } else { ((end - start) / step).ceil() as usize }
-                }
-                fn nth(start: Self, step: Self, index: usize) -> Self {
-                    start + step * index as Self
-                }
+                const ONE: Self = $one;
             }
         )*
     };
 }
-floats!(F32: f32, F64: f64);
 
-macro_rules! integers {
-    ($($kind:ident: $type:ty),*) => {
-        $(
-            impl Numeric for $type {}
-            impl sealed::Arithmetic for $type {
-                const TYPE: NumericType = NumericType::$kind;
-                const ONE: Self = 1;
-                fn steps(start: Self, end: Self, step: Self) -> usize {
-                    let (distance, step) = (i128::from(end) - i128::from(start), i128::from(step));
-                    match distance.signum() * step.signum() {
-                        1 => usize::try_from(distance.unsigned_abs().div_ceil(step.unsigned_abs())).unwrap_or(usize::MAX),
-                        _ => 0,
-                    }
-                }
-                fn nth(start: Self, step: Self, index: usize) -> Self {
-                    // Between `start` and `end`, although the product alone may wrap.
-                    start.wrapping_add(step.wrapping_mul(index as Self))
-                }
-            }
-        )*
-    };
+numbers! {
+    F32: f32, 1.0;
+    F64: f64, 1.0;
+    I32: i32, 1;
+    I64: i64, 1;
 }
-integers!(I32: i32, I64: i64);
 
 /// Element types that can be converted to `U`, on the host and on the device: floating-point types to each other, and complex types of
 /// these.

@@ -13,81 +13,46 @@ use gpumem_pool::{DeviceError, PoolError};
 /// An operation on arrays failed. The text states the problem and what to do about it, and `Debug` prints the same text.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the text of a variant says what its fields are")]
 pub enum ArrayError {
     /// The shapes of two operands are incompatible.
     #[error("{operation}: incompatible shapes {left:?} and {right:?}; {expected}")]
     Shape {
-        /// The operation.
         operation: &'static str,
         /// The shape of the left operand, or of the array.
         left: Vec<usize>,
         /// The shape of the right operand, or the one requested.
         right: Vec<usize>,
-        /// The accepted shapes.
         expected: &'static str,
     },
     /// A shape has more elements than fit in the address space.
     #[error("shape {shape:?} exceeds the address space; split the data")]
-    TooManyElements {
-        /// The shape.
-        shape: Vec<usize>,
-    },
+    TooManyElements { shape: Vec<usize> },
     /// A slice exceeds its axis, has a step of zero, or names an axis that does not exist.
     #[error(
         "invalid {} on axis {axis} of shape {shape:?}; bounds must be inside an existing axis, and the step must not be zero",
         Shown::name(.slice)
     )]
-    Slice {
-        /// The slice.
-        slice: String,
-        /// The axis that it was applied to.
-        axis: usize,
-        /// The shape of the view.
-        shape: Vec<usize>,
-    },
+    Slice { slice: String, axis: usize, shape: Vec<usize> },
     /// The operation requires contiguous elements.
     #[error(
         "{operation}: the view of shape {shape:?} with strides {strides:?} is not contiguous in a suitable order; {hint}"
     )]
-    NotContiguous {
-        /// The operation.
-        operation: &'static str,
-        /// The shape of the view.
-        shape: Vec<usize>,
-        /// Its strides, in elements.
-        strides: Vec<isize>,
-        /// An alternative that works.
-        hint: &'static str,
-    },
+    NotContiguous { operation: &'static str, shape: Vec<usize>, strides: Vec<isize>, hint: &'static str },
     /// Bytes cannot be viewed as elements of another type.
     #[error(
         "a view of shape {shape:?} with strides {strides:?} of {from} cannot be viewed as {to}; both need the same size, or contiguous elements on the last axis whose bytes divide into {to}, at a multiple of the size of {to} from the start of the array; and the alignment of {to}"
     )]
-    Reinterpret {
-        /// The element type.
-        from: &'static str,
-        /// The requested element type.
-        to: &'static str,
-        /// The shape of the view.
-        shape: Vec<usize>,
-        /// Its strides, in elements.
-        strides: Vec<isize>,
-    },
+    Reinterpret { from: &'static str, to: &'static str, shape: Vec<usize>, strides: Vec<isize> },
     /// Slices that must be disjoint overlap.
     #[error("slices {first} and {second} overlap, which mutable views must not; use disjoint slices")]
-    Overlap {
-        /// The index of a slice.
-        first: usize,
-        /// The index of the other.
-        second: usize,
-    },
+    Overlap { first: usize, second: usize },
     /// An array, stream or kernel is on a different device than the operation requires, or belongs to another driver.
     #[error(
         "wrong device: expected {}, found {}; copy the array to the other device (`copy_to`), or download and upload it if the drivers differ",
         Shown::sentence(.expected), Shown::sentence(.found)
     )]
     WrongDevice {
-        /// The device of the operation.
         expected: String,
         /// The device of the array, stream or kernel.
         found: String,
@@ -97,16 +62,7 @@ pub enum ArrayError {
         "{operation}: {device} cannot access an array on {owner}: {}; copy the array to {device} first (`copy_to`), or run the operation on {owner} (`on`)",
         Shown::sentence(.reason), device = Shown::sentence(.device), owner = Shown::sentence(.owner)
     )]
-    NoPeerAccess {
-        /// The operation.
-        operation: &'static str,
-        /// The device of the operation.
-        device: String,
-        /// The device of the array.
-        owner: String,
-        /// The cause.
-        reason: String,
-    },
+    NoPeerAccess { operation: &'static str, device: String, owner: String, reason: String },
     /// The device wrote bytes that are not a valid value of the element type.
     #[error(
         "element {index} downloaded from the device is not a valid {kind}; check the kernel that wrote it"
@@ -114,15 +70,11 @@ pub enum ArrayError {
     InvalidElement {
         /// The index of the first such element.
         index: usize,
-        /// The element type.
         kind: &'static str,
     },
     /// An array of a pack was requested before the upload of the pack.
     #[error("the packed array of shape {shape:?} has not been uploaded; call `Pack::upload` first")]
-    NotUploaded {
-        /// The shape of the array.
-        shape: Vec<usize>,
-    },
+    NotUploaded { shape: Vec<usize> },
     /// A transfer was polled or waited for after it had resolved. Its first result contains the host memory.
     #[error(
         "this transfer has already returned its result, from an earlier poll; keep that result, or start another transfer"
@@ -130,37 +82,26 @@ pub enum ArrayError {
     TransferOver,
     /// The host is out of memory for the elements of a download, or for elements that an upload gathers.
     #[error("out of host memory: a copy needs {size_bytes} bytes; copy the array in slices")]
-    HostFull {
-        /// The size of the elements.
-        size_bytes: usize,
-    },
+    HostFull { size_bytes: usize },
     /// A module has no kernel with this name, or the simulator has no Rust function for it.
     #[error(
         "no kernel {:?} in the module; check the name (the kernel must be extern \"C\"); on the simulator, register a Rust function of that name (for the kernels of gpumem-array, enable its feature `sim`)",
         Shown::name(.name)
     )]
-    NoSuchKernel {
-        /// The name.
-        name: String,
-    },
+    NoSuchKernel { name: String },
     /// A kernel is CUDA text, and the simulator has no Rust function for it.
     #[error(
         "kernel {:?} is CUDA text, which the simulator cannot compile; load its PTX, declare a twin with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`",
         Shown::name(.name)
     )]
-    NoTwin {
-        /// The name.
-        name: String,
-    },
+    NoTwin { name: String },
     /// The text of declared kernels differs from their twins.
     #[error(
         "{}: kernel {:?} does not match its declaration: {}",
         Shown::name(.source_name), Shown::name(.kernel), Shown::sentence(.problem)
     )]
     KernelMismatch {
-        /// The name of the [`KernelSource`](crate::KernelSource).
         source_name: String,
-        /// The name of the kernel.
         kernel: String,
         /// The difference, and what to do about it.
         problem: String,
@@ -170,12 +111,7 @@ pub enum ArrayError {
         "{}: the CUDA text does not compile; correct the text or the options:\n{}",
         Shown::name(.source_name), Shown::log(.log)
     )]
-    Compile {
-        /// The name of the [`KernelSource`](crate::KernelSource).
-        source_name: String,
-        /// The log of the compiler.
-        log: String,
-    },
+    Compile { source_name: String, log: String },
     /// CUDA text cannot be compiled at run time.
     #[error("CUDA text cannot be compiled at run time: {reason}")]
     NoCompiler {
@@ -187,31 +123,18 @@ pub enum ArrayError {
         "kernel {:?} takes {expected} arguments ({}), and the launch has {found}; pass one for each parameter",
         Shown::name(.kernel), Shown::sentence(.parameters)
     )]
-    ArgumentCount {
-        /// The name of the kernel.
-        kernel: String,
-        /// The names of its parameters.
-        parameters: String,
-        /// Their number.
-        expected: usize,
-        /// The number of arguments.
-        found: usize,
-    },
+    ArgumentCount { kernel: String, parameters: String, expected: usize, found: usize },
     /// An argument of a launch differs in size from the kernel's parameter.
     #[error(
         "kernel {:?}: parameter {index} ({}) has {expected_bytes} bytes, and the argument has {found_bytes}; check the order of the arguments and their types, such as f32 or f64",
         Shown::name(.kernel), Shown::name(.parameter)
     )]
     ArgumentSize {
-        /// The name of the kernel.
         kernel: String,
         /// The index of the parameter, from 0.
         index: usize,
-        /// Its name.
         parameter: String,
-        /// Its size.
         expected_bytes: usize,
-        /// The size of the argument.
         found_bytes: usize,
     },
     /// A DLPack tensor cannot be imported as the requested array.
@@ -219,16 +142,10 @@ pub enum ArrayError {
         "the DLPack tensor does not fit: {field}: {}; import it with its own type and number of axes, or have its producer copy it",
         Shown::sentence(.problem)
     )]
-    Dlpack {
-        /// The field of the C structure.
-        field: &'static str,
-        /// The problem.
-        problem: String,
-    },
+    Dlpack { field: &'static str, problem: String },
     /// A cudarc object cannot be used.
     #[error("cudarc's {object} cannot be used: {}", Shown::sentence(.problem))]
     Cudarc {
-        /// The object.
         object: &'static str,
         /// The problem, and what to do about it.
         problem: String,
@@ -237,84 +154,51 @@ pub enum ArrayError {
     #[error(
         "the memory of the array is {memory}, not a slice of cudarc with these elements, and cudarc could not free it; lend the array (`lend_to_cudarc`)"
     )]
-    NoCudaSlice {
-        /// The memory.
-        memory: &'static str,
-    },
+    NoCudaSlice { memory: &'static str },
     /// The context is lost, and a kernel of the program may be the cause.
     #[error("{error}; the last kernel launched is {:?}: check that it stays within its arrays", Shown::name(.kernel))]
     LostAfterKernel {
         /// The name of the program's last launched kernel: on the `Gpu` whose call failed, otherwise on one of its forks.
         kernel: String,
-        /// The error.
         #[source]
         error: PoolError,
     },
     /// PTX text or a kernel name contains a zero byte.
     #[error("{what} contains a zero byte; remove it")]
-    ZeroByte {
-        /// The text: PTX or a name.
-        what: &'static str,
-    },
+    ZeroByte { what: &'static str },
     /// The host cannot access unified memory of this device.
     #[error(
         "the host cannot access unified memory of {} while the device works (it has no concurrent managed access); use pinned memory, or download the array",
         Shown::sentence(.device)
     )]
-    NoHostAccess {
-        /// The device.
-        device: String,
-    },
+    NoHostAccess { device: String },
     /// A block cannot be the memory of an array.
     #[error(
         "a block of {size_bytes} bytes of kind {} cannot be an array of {needed_bytes} bytes of kind {expected}; allocate at least as many bytes, from a pool of that kind",
         Shown::name(.kind)
     )]
-    UnsuitableBlock {
-        /// The size of the block.
-        size_bytes: u64,
-        /// The size of the elements.
-        needed_bytes: u64,
-        /// The kind of the block's memory.
-        kind: String,
-        /// The kind of the array.
-        expected: &'static str,
-    },
+    UnsuitableBlock { size_bytes: u64, needed_bytes: u64, kind: String, expected: &'static str },
     /// The memory of an array is not a block.
     #[error(
         "the memory of the array is {memory}, not a block of its own; copy the array first (`try_clone`)"
     )]
-    NoBlock {
-        /// The memory.
-        memory: &'static str,
-    },
+    NoBlock { memory: &'static str },
     /// A `Gpu` already has a pool for this kind of memory.
     #[error(
         "the Gpu already has a pool for memory of kind {}; set the pool before the first allocation of that kind (the pool of device memory is the one that the Gpu was created with)",
         Shown::name(.kind)
     )]
-    PoolInUse {
-        /// The kind.
-        kind: String,
-    },
+    PoolInUse { kind: String },
     /// A launch exceeds the limits of every device.
     #[error(
         "invalid launch with grid {grid:?} and blocks of {block:?} threads: {reason}; change the shape (`LaunchShape::for_len` has one for any length)"
     )]
-    LaunchShape {
-        /// The grid, in blocks.
-        grid: [u32; 3],
-        /// A block, in threads.
-        block: [u32; 3],
-        /// The limit that the launch exceeds.
-        reason: &'static str,
-    },
+    LaunchShape { grid: [u32; 3], block: [u32; 3], reason: &'static str },
     /// A launch has too many arguments.
     #[error(
         "too many kernel arguments: a launch takes at most {limit} arguments and {limit_bytes} bytes; pass more through an array"
     )]
     TooManyArguments {
-        /// The maximum number of arguments.
         limit: usize,
         /// The maximum size of all arguments, each rounded up to 8 bytes.
         limit_bytes: usize,

@@ -17,12 +17,12 @@ use crate::kernel::source::KernelSource;
 use crate::kernel::{KernelName, Module};
 use crate::kind::{self, Kind, Pinned, Unified};
 use core::cell::RefCell;
-use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 use downloads::Downloads;
 use gpumem_pool::sys::fork;
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::CUdevice_attribute;
 use gpumem_pool::{CaptureError, Device, DeviceError, MemoryKind, Pool, PoolError, Stream, not_forked};
 use pools::{GpuPools, IdleStream};
@@ -140,7 +140,6 @@ struct Shared {
     last_kernel: AtomicU32,
 }
 
-/// Streams of [`Gpu::here`].
 #[derive(Default)]
 struct ThreadStreams {
     used: HashMap<ThreadId, ThreadStream>,
@@ -252,10 +251,8 @@ impl Gpu {
     /// returns the same stream. A thread that starts later may get the stream of a thread that has ended.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
     /// std::thread::scope(|scope| {
     ///     for factor in 1..4 {
@@ -318,10 +315,8 @@ impl Gpu {
     /// prefetched to the device before a kernel. The first allocation creates the pool, without limits; [`Gpu::set_pool`] chooses another.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let mut x = GpuArray::from_slice(&gpu.unified(), &[1.0_f32, 2.0, 3.0])?;
     /// x *= 2.0; // on the device
     /// assert_eq!(x[2], 6.0); // on the host, after one wait
@@ -421,10 +416,8 @@ impl Gpu {
     /// Returns the figures of copies from and to pageable memory, by this `Gpu` and all of its forks.
     ///
     /// ```
-    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
     /// let x = GpuArray::from_slice(&gpu, &vec![1.0_f32; 1 << 20])?;
     /// assert_eq!(gpu.transfers().uploaded_bytes, 4 << 20);
     /// println!("{}", gpu.transfers());
@@ -520,7 +513,10 @@ impl Gpu {
         self.0.stream.synchronize().map_err(|error| self.with_kernel_name(error.into()))
     }
 
-    /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator.
+    /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator. Kernels of a
+    /// [`KernelSource`] without a declaration require a Rust twin there, registered with `gpumem_sim::Sim::register`.
+    ///
+    /// The driver compiles PTX during this call, which can take a tenth of a second.
     ///
     /// On a GPU, CUDA text requires the feature `nvrtc` and the vendor's library of that name. It is compiled once per process,
     /// architecture and set of options, which takes a tenth of a second or more. Each call loads a new module, so keep the result.
@@ -533,19 +529,6 @@ impl Gpu {
     /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
     pub fn compile(&self, source: &KernelSource<'_>) -> Result<Module, ArrayError> {
         Module::compile(self.device(), source)
-    }
-
-    /// Loads kernels from PTX, without twins; [`Gpu::compile`] loads both.
-    ///
-    /// The driver compiles the whole text during this call, which can take a tenth of a second. The simulator runs the text, or the Rust
-    /// function that is registered for a kernel's name (`gpumem_sim::Sim::register`). [`Module::function`] refuses a kernel that has
-    /// parameters and no instructions, because it does nothing on a GPU, while the simulator would run such a function.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
-    pub fn module(&self, ptx: &str) -> Result<Module, ArrayError> {
-        Module::load(self.device(), ptx)
     }
 
     /// Loads the kernels that calculate with one element type, and the kernels that copy and fill views of any type. Without this call,
@@ -720,14 +703,7 @@ impl PartialEq for Gpu {
 
 impl Eq for Gpu {}
 
-impl fmt::Debug for Gpu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gpu")
-            .field("device", self.device())
-            .field("stream", self.stream())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Gpu, it, device: it.device(), stream: it.stream());
 
 /// A `Gpu` on a new simulator, for the examples in this crate's documentation.
 #[cfg(feature = "sim")]
@@ -737,7 +713,6 @@ pub fn example_gpu() -> Result<Gpu, ArrayError> {
     Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)
 }
 
-/// The driver that `GPUMEM_DRIVER` names.
 fn driver_from_env() -> Result<gpumem_pool::sys::Driver, ArrayError> {
     #[cfg(feature = "sim")]
     return Ok(gpumem_sim::from_env()?);

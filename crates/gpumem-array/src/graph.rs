@@ -27,9 +27,9 @@ use crate::kernel::Function;
 use crate::kind;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::{ArrayStorage, Use, queue};
-use core::fmt;
 use core::ops::Deref;
 use gpumem_pool::sys::fork;
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::{Capture, CaptureMode, Graph, GraphExec, Stream};
 use ndarray::Ix0;
 use outputs::Keeper;
@@ -79,12 +79,9 @@ impl OnStream for CaptureGpu {
 pub struct GpuGraph {
     // Dropped first: it uses the other fields.
     exec: GraphExec,
-    /// The arrays of each launch.
     uses: Vec<RecordedUse>,
     results: Vec<ArrayStorage>,
-    /// The number of the capture.
     id: u64,
-    /// The kernels of the program.
     functions: Vec<Function>,
     /// Keeps this crate's kernels loaded.
     gpu: Gpu,
@@ -165,7 +162,6 @@ impl Gpu {
     }
 }
 
-/// The result of a capture.
 struct Captured {
     graph: Graph,
     uses: Vec<RecordedUse>,
@@ -298,12 +294,4 @@ impl Drop for OpenCapture {
     }
 }
 
-impl fmt::Debug for GpuGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GpuGraph")
-            .field("device", self.gpu.device())
-            .field("arguments", &self.uses.len())
-            .field("results", &self.results.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(GpuGraph, it, device: it.gpu.device(), arguments: it.uses.len(), results: it.results.len());

@@ -12,10 +12,9 @@ pub(crate) mod source;
 pub(crate) mod table;
 
 use crate::error::ArrayError;
-use core::fmt;
 use gpumem_pool::sys::DriverKind;
 use gpumem_pool::sys::fork;
-use gpumem_pool::sys::text::Shown;
+use gpumem_pool::sys::text::{Shown, debug_fields};
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, DeviceError, not_forked};
 use signature::Signatures;
@@ -24,7 +23,7 @@ use source::{DeclaredKernel, KernelSource, Language, has_word};
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Loaded kernels; see [`Gpu::compile`](crate::Gpu::compile) and [`Gpu::module`](crate::Gpu::module). Clones share them.
+/// Loaded kernels; see [`Gpu::compile`](crate::Gpu::compile). Clones share them.
 ///
 /// Dropping the last clone and the last [`Function`] of a module waits for the device.
 #[derive(Clone)]
@@ -59,14 +58,6 @@ pub struct Function {
 pub(crate) const ARGUMENTS_MAX: usize = 32;
 
 impl Module {
-    /// Loads a text of the user, whose launches are checked against the signatures in it.
-    pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
-        let mut loaded = Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?;
-        loaded.is_undeclared = true;
-        Ok(Self(Arc::new(loaded)))
-    }
-
-    /// Loads a text of this crate.
     pub(crate) fn load_own(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
         Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::default())?)))
     }
@@ -93,6 +84,7 @@ impl Module {
             .then(|| self::image(&source.stub()))
             .transpose()?;
         let mut loaded = Loaded::load(device, stub.as_ref().unwrap_or(&image), signatures)?;
+        loaded.is_undeclared = source.is_undeclared_ptx();
         loaded.text = stub.is_some().then(|| source.text().into());
         #[cfg(feature = "sim")]
         {
@@ -106,7 +98,7 @@ impl Module {
     /// # Errors
     ///
     /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if it has no Rust twin on the
-    /// simulator; [`ArrayError::KernelMismatch`] if PTX of [`Gpu::module`](crate::Gpu::module) has parameters and no instructions for it;
+    /// simulator; [`ArrayError::KernelMismatch`] if PTX without a declaration has parameters and no instructions for it;
     /// [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
@@ -235,7 +227,6 @@ fn image(ptx: &str) -> Result<Vec<u8>, ArrayError> {
     Ok(ptx.into_bytes_with_nul())
 }
 
-/// CUDA text for the device.
 #[cfg(feature = "nvrtc")]
 fn compiled(device: &Device, source: &KernelSource<'_>) -> Result<(Vec<u8>, Signatures), ArrayError> {
     let program = nvrtc::compile(source, device.compute_capability())?;
@@ -290,17 +281,9 @@ fn unload(device: &Device, raw: *mut CUmod_st) -> Result<(), DeviceError> {
     Ok(())
 }
 
-impl fmt::Debug for Module {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Module").field("device", &self.0.device).finish_non_exhaustive()
-    }
-}
+debug_fields!(Module, it, device: it.0.device);
 
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function").field("name", &Shown::name(self.name())).finish_non_exhaustive()
-    }
-}
+debug_fields!(Function, it, name: Shown::name(it.name()));
 
 /// A name with a number, so that a launch records its kernel with one store. The number of a name never changes.
 #[derive(Clone)]

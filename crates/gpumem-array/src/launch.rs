@@ -14,7 +14,7 @@ use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use gpumem_pool::PoolError;
-use gpumem_pool::sys::text::Shown;
+use gpumem_pool::sys::text::{Shown, debug_fields};
 use gpumem_pool::sys::types::CUstream;
 use ndarray::Dimension;
 
@@ -74,37 +74,7 @@ impl LaunchShape {
 }
 
 /// The builder of a launch. Add arguments in the order of the kernel's parameters, then call [`Launch::enqueue`].
-///
-/// ```
-/// use gpumem_array::{Gpu, GpuArray, LaunchShape, kernels, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
-///
-/// // The kernel for a GPU, and its twin for the simulator.
-/// kernels! {
-///     static SCALE = cuda r#"
-///         extern "C" __global__ void scale(float *y, const float *x, float factor, unsigned long long n) {
-///             unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-///             if (i < n) y[i] = factor * x[i];
-///         }"#;
-///
-///     fn scale(launch; y: u64, x: u64, factor: f32, n: u64) {
-///         let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
-///         y.iter().zip(x).for_each(|(y, x)| y.set(factor * x.get()));
-///     }
-/// }
-///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
-/// let scale = gpu.compile(&SCALE)?.function("scale")?;
-///
-/// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
-/// let mut y = GpuArray::<f32, _>::zeros(&gpu, x.len())?;
-/// let launch = scale.launch(LaunchShape::for_len(x.len()));
-/// let launch = launch.write(&mut y).read(&x).scalar(10.0_f32).scalar(x.len() as u64);
-/// // SAFETY: the arguments are those of the kernel, and it stays within `n` elements of both arrays.
-/// unsafe { launch.enqueue(&gpu)? };
-/// assert_eq!(y.to_vec()?, [10.0, 20.0]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// [`kernels!`](crate::kernels) has an example.
 #[must_use = "nothing runs until `enqueue`"]
 pub struct Launch<'a> {
     function: &'a Function,
@@ -314,7 +284,6 @@ impl<'a> OwnLaunch<'a> {
         self.array((array.writes(), array.address()))
     }
 
-    /// Adds a number.
     pub(crate) fn value<T: Element>(self, value: T) -> Self {
         Self { launch: self.launch.scalar(value), ..self }
     }
@@ -418,7 +387,6 @@ struct Arguments<'a> {
     /// `None` once it has been dropped.
     buffer: Option<Box<ArgumentBuffer>>,
     counts: ArgumentCounts,
-    /// The arrays in the buffer.
     storages: PhantomData<&'a ArrayStorage>,
 }
 
@@ -445,7 +413,6 @@ struct ArgumentCounts {
 
 struct ArgumentBuffer {
     shape: LaunchShape,
-    /// The size of each argument.
     sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
@@ -648,15 +615,7 @@ const GROUP: usize = 8;
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-impl core::fmt::Debug for Launch<'_> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Launch")
-            .field("function", &Shown::name(self.function.name()))
-            .field("shape", &self.arguments.buffer.as_deref().map(|buffer| buffer.shape))
-            .field("arguments", &self.arguments.counts.arguments)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Launch<'_>, it, function: Shown::name(it.function.name()), shape: it.arguments.buffer.as_deref().map(|buffer| buffer.shape), arguments: it.arguments.counts.arguments);
 
 #[cfg(test)]
 mod tests {

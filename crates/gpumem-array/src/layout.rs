@@ -17,7 +17,6 @@ pub(crate) struct Layout<D> {
     pub(crate) offset: usize,
 }
 
-/// The order of contiguous elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementOrder {
     /// The last index moves fastest.
@@ -257,7 +256,6 @@ impl<D: Dimension> Layout<D> {
         }
     }
 
-    /// The axes in reverse order.
     pub(crate) fn transposed(mut self) -> Self {
         self.dim.slice_mut().reverse();
         self.strides.slice_mut().reverse();

@@ -7,23 +7,6 @@
 //! its last write and the reads since, with their streams. Another stream that uses the array first waits, on the device, for conflicting
 //! uses.
 //!
-//! The rooms of the sources, each of which imports only rooms of earlier rows:
-//!
-//! | room | contents |
-//! | --- | --- |
-//! | `error` | [`ArrayError`]; [`Rejected`] |
-//! | `element` | [`Element`], [`Numeric`]: types that arrays hold |
-//! | `kind` | [`kind`]: device, unified and pinned memory as types |
-//! | `layout` | shapes, strides, slices; how elements move from one layout to another |
-//! | `kernel` | [`kernels!`], [`Module`], [`Function`]: declared and loaded kernels, those of this crate among them |
-//! | `gpu` | [`Gpu`]: pools, a stream, loaded kernels, and pinned buffers for copies |
-//! | `storage` | the memory of an array, and the streams that a use waits for |
-//! | `array` | [`GpuArray`], [`UninitArray`], the views [`GpuView`] and [`GpuViewMut`]; [`dlpack`] |
-//! | `launch` | [`Launch`]: launches of your own kernels, and of this crate's |
-//! | `copy` | copies from and to host memory, and between arrays |
-//! | `ops` | fill, random numbers, arithmetic, sums, products |
-//! | `graph` | [`Gpu::capture`] and [`GpuGraph`]: operations that are captured once and launched many times |
-//!
 //! ```
 //! use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
 //! use gpumem_sim::SimConfig;
@@ -44,26 +27,6 @@
 //! A step that is repeated often costs less as a graph: [`Gpu::capture`] records the operations of a closure once, and each launch queues
 //! all of them in one call. The closure uses its own `Gpu`. A launch borrows the outside arrays that the closure used, and gives access to
 //! the arrays that the closure returned.
-//!
-//! ```
-//! # use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-//! # let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new())?;
-//! # let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)?;
-//! let mut position = GpuArray::from_slice(&gpu, &[0.0_f32, 0.0])?;
-//! let velocity = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
-//!
-//! let (mut step, distance) = gpu.capture(|c| {
-//!     position.on_mut(c).try_add_assign(&velocity)?;
-//!     position.on(c).dot(&position)
-//! })?;
-//! for _ in 0..3 {
-//!     step.launch(&gpu).write(&mut position).read(&velocity).run()?;
-//! }
-//! let done = step.launch(&gpu).write(&mut position).read(&velocity).run()?;
-//! assert_eq!(done.get(&distance)?.into_scalar()?, 80.0);
-//! assert_eq!(position.to_vec()?, [4.0, 8.0]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 //!
 //! A captured number keeps its value. [`CaptureGpu::scalar`] makes one that [`GraphLaunch::set`] changes between launches, and
 //! [`GpuGraph::update`] captures again, with other arrays.
@@ -116,7 +79,7 @@ pub use element::{Cast, Element, Numeric};
 pub use error::{ArrayError, GraphError, Rejected};
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]
-pub use gpu::transfers::{GpuStatus, LinkRate, Transfers};
+pub use gpu::transfers::{GpuStatus, Transfers};
 pub use gpu::{Gpu, Memory, Place};
 pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number, Out, Outputs};
 pub use kernel::source::KernelSource;

@@ -53,7 +53,6 @@ use ranges::{Region, TrackedRanges};
 use residency::Residency;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Memory and its uses so far.
 pub(crate) struct ArrayStorage {
     memory: StorageMemory,
     /// The uses of the memory.
@@ -101,7 +100,6 @@ struct More {
 
 /// Uses by other libraries on one stream.
 struct OpenUses {
-    /// The latest point of the stream.
     latest: StreamPoint,
     count: usize,
     /// Keeps the pool from going to sleep.
@@ -181,7 +179,6 @@ impl<'a> Use<'a> {
         Self { storage, access, bytes }
     }
 
-    /// A use of all bytes.
     #[inline]
     pub(crate) fn whole(storage: &'a ArrayStorage, access: Access) -> Self {
         Self::new(storage, access, ByteSpan::ALL)
@@ -765,7 +762,6 @@ impl ArrayStorage {
         }
     }
 
-    /// The number that identifies the storage.
     pub(crate) fn serial(&self) -> u64 {
         self.identity().serial
     }
@@ -792,7 +788,6 @@ impl ArrayStorage {
         })
     }
 
-    /// The kind of the memory.
     pub(crate) fn kind(&self) -> MemoryKind {
         self.memory.kind()
     }

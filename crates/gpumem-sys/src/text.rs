@@ -208,12 +208,13 @@ macro_rules! debug_is_display {
 #[doc(hidden)]
 pub use debug_is_display;
 
-/// Implements `Debug` with some values: `debug_fields!(Graph, it, device: it.device().ordinal())`.
+/// Implements `Debug` with some values: `debug_fields!(Graph, it, device: it.device().ordinal())`. Parameters of a type precede it:
+/// `[T: Element] Number<T>`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! debug_fields {
-    ($type:ident $(<$lifetime:lifetime>)?, $it:ident, $($name:ident: $value:expr),+ $(,)?) => {
-        impl ::core::fmt::Debug for $type $(<$lifetime>)? {
+    ($([$($parameters:tt)*])? $type:ident $(<$($argument:tt),*>)?, $it:ident, $($name:ident: $value:expr),+ $(,)?) => {
+        impl $(<$($parameters)*>)? ::core::fmt::Debug for $type $(<$($argument),*>)? {
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                 let $it = self;
                 f.debug_struct(stringify!($type))$(.field(stringify!($name), &$value))+.finish_non_exhaustive()

@@ -121,7 +121,7 @@ pub enum Problem {
     TooManyEvents(usize),
 }
 
-/// A name that is not one of a list: of [`Synthetic`](crate::Synthetic), [`StreamKind`](crate::StreamKind) or [`Waits`](crate::Waits).
+/// A name that is not one of a list: of [`StreamKind`](crate::StreamKind) or [`Waits`](crate::Waits).
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{:?} names no {what}; use {known}", Shown::name(.name))]
 pub struct UnknownName {
@@ -135,3 +135,25 @@ impl UnknownName {
         Self { name: name.into(), what, known }
     }
 }
+
+/// Implements `FromStr` and `Display` by the names in `ALL`. Errors call a value `what`, and list the names.
+macro_rules! named {
+    ($type:ident, $what:literal, $names:literal) => {
+        impl core::str::FromStr for $type {
+            type Err = $crate::error::UnknownName;
+
+            fn from_str(name: &str) -> Result<Self, $crate::error::UnknownName> {
+                let known = Self::ALL.into_iter().find(|known| known.0 == name);
+                known.map(|known| known.1).ok_or_else(|| $crate::error::UnknownName::new(name, $what, $names))
+            }
+        }
+
+        impl core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                let known = Self::ALL.into_iter().find(|known| known.1 == *self);
+                f.pad(known.map_or("", |known| known.0))
+            }
+        }
+    };
+}
+pub(crate) use named;

@@ -5,9 +5,9 @@
 //!
 //! ```
 //! use gpumem_trace::fit::{CANDIDATES, best, find_limit};
-//! use gpumem_trace::{ReplayError, Setup, Synthetic};
+//! use gpumem_trace::{ReplayError, Setup, Trace};
 //!
-//! let trace = Synthetic::Kv.trace(1, 2);
+//! let trace = Trace::read_from(&b"#{\"format\":1}\na,1,4194304,0\na,2,2097152,0\nf,1,0\na,3,6291456,0\n"[..], "small")?;
 //! let driver = gpumem_sim::driver(gpumem_sim::SimConfig::h200().races(false))?;
 //! let setup = Setup { hard_limit: Some("8GiB".parse()?), ..Setup::default() };
 //! let mut attempts = Vec::new();
@@ -219,7 +219,6 @@ pub fn find_limit<E: From<ReplayError>>(
     }))
 }
 
-/// The driver's pages.
 const PAGE_BYTES: u64 = 2 << 20;
 
 /// A limit is found to a part of the peak, or to a page if that is larger.

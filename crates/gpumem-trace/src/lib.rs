@@ -1,7 +1,6 @@
 //! Records of the allocations of GPU programs, and replays of them.
 //!
-//! A [`Trace`] has the allocations and frees of one program in order. It is read from a file ([`Trace::read`]) or generated
-//! ([`Synthetic`], [`random_program`]). [`replay()`] runs it through a pool with other settings, on a GPU or on the simulator, and measures
+//! A [`Trace`] has the allocations and frees of one program in order. It is read from a file ([`Trace::read`]). [`replay()`] runs it through a pool with other settings, on a GPU or on the simulator, and measures
 //! the memory that the pool reserves, its driver calls and their time. [`fit`] finds the settings and the smallest limit that the program
 //! runs with.
 //!
@@ -69,7 +68,6 @@ pub use gpumem_pool as pool;
 pub mod calls;
 mod error;
 pub mod fit;
-mod generate;
 mod read;
 #[allow(unsafe_code)]
 mod replay;
@@ -77,7 +75,6 @@ mod snapshot;
 mod trace;
 
 pub use error::{Problem, TraceError, UnknownName};
-pub use generate::{Synthetic, random_program};
 pub use replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, Waits, replay};
 pub use snapshot::snapshot;
 pub use trace::{Event, Header, Peaks, Peer, RealRun, TagSum, Trace};

@@ -80,7 +80,6 @@ impl Trace {
     }
 }
 
-/// Reads an uncompressed file.
 fn read_uncompressed(mut source: impl BufRead, path: &Path, line: &mut u64) -> Result<Trace, Problem> {
     let start = source.fill_buf().map_err(lines::problem_of)?;
     match start {

@@ -121,9 +121,9 @@ impl Drop for Running {
 ///
 /// ```
 /// use gpumem_sim::{Sim, SimConfig};
-/// use gpumem_trace::{Setup, Synthetic, replay};
+/// use gpumem_trace::{Setup, Trace, replay};
 ///
-/// let trace = Synthetic::Prefetch.trace(1, 4);
+/// let trace = Trace::read_from(&b"#{\"format\":1}\na,1,4194304,0\na,2,2097152,0\nf,1,0\na,3,6291456,0\n"[..], "small")?;
 /// let driver = gpumem_sim::driver(SimConfig::h200().races(false))?;
 /// let setup = Setup { clock: Some(|driver| Sim::of(driver).map(Sim::host_time)), ..Setup::default() };
 /// let outcome = replay(&trace, &driver, &setup, |_| ())?;

@@ -95,7 +95,6 @@ struct Entry {
     frames: Vec<Frame>,
 }
 
-/// A live block.
 #[derive(Clone)]
 struct Live {
     size_bytes: u64,

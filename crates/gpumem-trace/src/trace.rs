@@ -34,11 +34,9 @@ pub struct Trace {
     slot_count: u32,
     stream_count: u16,
     peaks: Peaks,
-    /// The tags of a recording.
     pub(crate) tags: Vec<TagSum>,
     /// Notes on missing parts of a recording.
     pub(crate) notes: Vec<String>,
-    /// The recorded program.
     pub(crate) real: RealRun,
 }
 

@@ -1,7 +1,7 @@
 //! A recorded run of the benches: a file with one JSON object a line. The first is the run's [`Origin`], the others are
 //! [`Figure`]s.
 //!
-//! `cargo xtask bench --record FILE` writes such a file, `docs/runs` keeps those that documents and plots refer to.
+//! `cargo xtask bench --record FILE` writes such a file, `docs/runs` keeps those that documents refer to.
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};

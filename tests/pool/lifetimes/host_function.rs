@@ -198,7 +198,7 @@ fn of_arrays(gpu: &Gpu) -> Vec<Box<dyn Send>> {
     let source = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry k()\n{ ret; }\n";
     let module = gpu.compile(&KernelSource::ptx("dropped", source)).unwrap();
     let (mut unsent, mut sent) = (gpu.pack(), gpu.pack());
-    let [part, packed] = [&mut unsent, &mut sent].map(|pack| pack.add_slice(gpu, &[1.0_f32; 100]).unwrap());
+    let [part, packed] = [&mut unsent, &mut sent].map(|pack| pack.add(gpu, &[1.0_f32; 100]).unwrap());
     sent.upload().unwrap();
     let mut feed = feed((0..4).map(|number| vec![number as f32; 1000])).prefetch(2).on(gpu).unwrap();
     let first = feed.next().unwrap().unwrap();

@@ -1,11 +1,8 @@
-//! The programs behind `cargo xtask bindgen`, `kernels`, `header` and `plots`: they make files that are checked in.
+//! The programs behind `cargo xtask bindgen`, `kernels` and `header`: they make files that are checked in.
 
 mod bindgen;
 mod header;
 mod kernels;
-mod plots;
-#[path = "../../../tests/examples/measure/runs.rs"]
-mod runs;
 mod workspace;
 
 use clap::{Parser, Subcommand};
@@ -26,8 +23,6 @@ enum Task {
     Kernels(kernels::Args),
     /// Make the header of the C library
     Header(header::Args),
-    /// Draw the plots from the runs recorded in docs/runs
-    Plots(plots::Args),
 }
 
 fn main() -> ExitCode {
@@ -35,7 +30,6 @@ fn main() -> ExitCode {
         Task::Bindgen(args) => bindgen::run(args),
         Task::Kernels(args) => kernels::run(args),
         Task::Header(args) => header::run(args),
-        Task::Plots(args) => plots::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

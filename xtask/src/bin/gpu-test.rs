@@ -41,7 +41,6 @@ fn run(args: &Args) -> Result<()> {
     runner::run(|| read(folder), &args.choice)
 }
 
-/// The suites of a bundle.
 fn read(folder: &Path) -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
     for (kind_folder, kind) in FOLDERS {

@@ -39,7 +39,7 @@ fn build(folder: &Path, profile: Profile) -> Result<PathBuf> {
     if source.exists() {
         fs::remove_dir_all(&source)?;
     }
-    copy(&workspace::root().join("python"), &source)?;
+    workspace::copy_folder(&workspace::root().join("python"), &source)?;
     for licence in LICENCES {
         fs::copy(workspace::root().join(licence), source.join(licence))?;
     }
@@ -172,15 +172,11 @@ pub(crate) fn check(profile: Profile) -> Result<()> {
 
 /// The `python3` of the path, without variables of ours.
 fn python() -> Command {
-    let mut python = Command::new("python3");
-    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
-        python.env_remove(name);
-    }
+    let mut python = workspace::clean("python3");
     python.env("PYTHONDONTWRITEBYTECODE", "1");
     python
 }
 
-/// Returns a folder with NumPy.
 fn numpy() -> Result<PathBuf> {
     let folder = made().join("numpy");
     if !folder.join("numpy").exists() {
@@ -207,19 +203,6 @@ fn wheels(folder: &Path) -> Result<Vec<PathBuf>> {
         .into_iter()
         .filter(|file| file.extension().is_some_and(|extension| extension == "whl"))
         .collect())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let (entry, place) = (entry?, to.to_owned());
-        let place = place.join(entry.file_name());
-        match entry.file_type()?.is_dir() {
-            true => copy(&entry.path(), &place)?,
-            false => drop(fs::copy(entry.path(), place)?),
-        }
-    }
-    Ok(())
 }
 
 fn succeed(command: &mut Command, name: &str) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The programs that the steps run: cargo, with the current toolchain or another one, and tests that it has built.
 
 use super::watched::{self, SILENCE_MAX};
+use crate::workspace::clean;
 use crate::workspace::programs::Built;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -10,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// True in a full run: tests run every case of long series.
 pub(super) static IS_FULL: AtomicBool = AtomicBool::new(false);
 
-/// A command.
 pub(super) struct Cargo {
     command: Command,
     shown: String,
@@ -18,12 +18,12 @@ pub(super) struct Cargo {
 
 /// `cargo ARGS` with the current toolchain.
 pub(super) fn cargo(args: &str) -> Cargo {
-    Cargo::new(Command::new("cargo"), String::new(), args)
+    Cargo::new(clean("cargo"), String::new(), args)
 }
 
 /// `cargo ARGS` with another toolchain.
 pub(super) fn cargo_of(toolchain: &str, args: &str) -> Cargo {
-    let mut command = Command::new("rustup");
+    let mut command = clean("rustup");
     command.args(["run", toolchain, "cargo"]);
     Cargo::new(command, format!("+{toolchain} "), args)
 }
@@ -38,7 +38,7 @@ pub(super) fn cargo_in(folder: &Path, args: &str) -> Cargo {
 
 /// A test program, in the folder of its package as cargo starts it.
 pub(super) fn program_of(built: &Built, args: &str) -> Cargo {
-    let mut program = Cargo::new(Command::new(&built.program), String::new(), args);
+    let mut program = Cargo::new(clean(&built.program), String::new(), args);
     program.command.current_dir(built.manifest.parent().unwrap_or(Path::new(".")));
     program.shown = format!("{} {args}", built.name);
     program
@@ -46,10 +46,6 @@ pub(super) fn program_of(built: &Built, args: &str) -> Cargo {
 
 impl Cargo {
     fn new(mut command: Command, toolchain: String, args: &str) -> Self {
-        // The caller's environment may set variables of this project for another purpose.
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
-            command.env_remove(name);
-        }
         if IS_FULL.load(Ordering::Relaxed) {
             command.env("THOROUGH", "1");
         }

@@ -39,7 +39,6 @@ pub(crate) struct Args {
     one_by_one: bool,
 }
 
-/// One step.
 struct Step {
     name: &'static str,
     about: &'static str,
@@ -50,7 +49,6 @@ struct Step {
     run: fn() -> Result<Outcome>,
 }
 
-/// A step of the gate.
 const fn gate(name: &'static str, about: &'static str, run: fn() -> Result<Outcome>) -> Step {
     Step { name, about, is_full: false, is_apart: false, run }
 }
@@ -98,9 +96,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let chosen: Vec<&Step> = chosen.collect();
     let is_apart =
         |step: &&Step| step.is_apart && !args.one_by_one && chosen.iter().any(|other| !other.is_apart);
-    let (mut apart, in_turn): (Vec<&Step>, Vec<&Step>) = chosen.iter().copied().partition(is_apart);
-    // The longest is the last of the table, and begins first.
-    apart.reverse();
+    let (apart, in_turn): (Vec<&Step>, Vec<&Step>) = chosen.iter().copied().partition(is_apart);
     let start = Instant::now();
     let mut ended = Vec::new();
     // Not before the cheap steps, which end the run if they fail.
@@ -116,10 +112,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
         ended.extend(apart.iter().map(|step| (step.name, not_run())));
     }
     for step in in_turn {
-        let goes_on = args.keep_going || !beside.has_failed() && !has_failed(&ended);
+        let goes_on = args.keep_going || !has_failed(&ended);
         ended.push((step.name, if goes_on { run_step(step) } else { not_run() }));
     }
-    ended.extend(beside.end(args.keep_going || !has_failed(&ended)));
+    ended.extend(beside.end());
     let place = |name: &str| STEPS.iter().position(|step| step.name == name);
     ended.sort_by_key(|(name, _)| place(name));
     let failed: Vec<_> =

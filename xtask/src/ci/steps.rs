@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 pub(super) const STEPS: &[Step] = &[
     gate("fmt", "the formatter agrees with every source", fmt),
     gate("tidy", "cargo xtask tidy", tidy),
-    gate("made", "generated files are those of their sources: bindings, PTX, the C header, plots", made),
+    gate("made", "generated files are those of their sources: bindings, PTX, the C header", made),
     gate("clippy", "no warning in the workspace, with GPU cases", clippy),
     gate("test", "the README's test command", test),
     gate("backends", "suites of arrays on backend none; native alone builds, without the heap", backends),

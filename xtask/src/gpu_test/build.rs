@@ -35,7 +35,6 @@ pub(super) fn programs() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The suites of all programs.
 pub(super) fn suites() -> Result<Vec<Suite>> {
     let suites = programs()?.into_iter().map(|program| program.suites("cuda::"));
     let suites: Vec<Suite> = suites.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();

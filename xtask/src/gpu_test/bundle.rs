@@ -51,12 +51,8 @@ pub(super) fn write(programs: &[Program], benches: &[Built], runners: &[Built], 
         std::fs::write(folder.join(name), text)?;
         make_executable(&folder.join(name))?;
     }
-    let size_mib = size_bytes(folder)? as f64 / f64::from(1 << 20);
     let (program_count, bench_count) = (programs.len(), benches.len());
-    println!(
-        "wrote {}: {program_count} programs, {bench_count} benches, {size_mib:.1} MiB",
-        folder.display()
-    );
+    println!("wrote {}: {program_count} programs, {bench_count} benches", folder.display());
     println!(
         "copy it to the machine with the GPU and start run.sh there, or sanitize.sh, bench.sh, replay.sh"
     );
@@ -89,16 +85,6 @@ fn make_executable(path: &Path) -> Result<()> {
 #[cfg(not(unix))]
 fn make_executable(_path: &Path) -> Result<()> {
     anyhow::bail!("bundles are for Linux and are written on Linux")
-}
-
-fn size_bytes(folder: &Path) -> Result<u64> {
-    let mut total = 0;
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        total += if metadata.is_dir() { size_bytes(&entry.path())? } else { metadata.len() };
-    }
-    Ok(total)
 }
 
 #[cfg(all(test, unix))]

@@ -4,7 +4,6 @@ use anyhow::{Context, Result, bail, ensure};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// One program.
 pub(crate) struct Program {
     pub(crate) name: String,
     pub(crate) kind: Kind,

@@ -76,8 +76,9 @@ fn variables(layout: &Layout, name: &str, has_gpu: bool) -> Result<Vec<(&'static
 fn toolkit(layout: &Layout, name: &str) -> Result<PathBuf> {
     let home = layout.made.join("cuda");
     merged(&home, &[CUDA_NVCC, NVVM, CUDA_CRT, CCCL, vendor::CUDA_RUNTIME], &["bin", "nvvm", "include"])?;
-    make_executable(&home.join("bin"))?;
-    make_executable(&home.join("nvvm/bin"))?;
+    // Wheels are unpacked without this permission.
+    let executable = Command::new("sh").args(["-c", "chmod +x bin/* nvvm/bin/*"]).current_dir(&home).status();
+    ensure!(executable.context("sh cannot be started")?.success(), "chmod failed");
     let libraries = home.join("lib64");
     std::fs::create_dir_all(&libraries)?;
     // The kernels that are linked into candle call the runtime. In the program, it needs no library where the program runs.
@@ -92,19 +93,6 @@ fn toolkit(layout: &Layout, name: &str) -> Result<PathBuf> {
         stub(&libraries.join(library), loaded, &functions(&bindings))?;
     }
     Ok(home)
-}
-
-/// Wheels are unpacked without this permission.
-fn make_executable(folder: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        #[cfg(unix)]
-        if path.is_file() {
-            use std::os::unix::fs::PermissionsExt;
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
-        }
-    }
-    Ok(())
 }
 
 /// The foreign functions that cudarc's bindings declare.

@@ -14,7 +14,7 @@ mod toolkit;
 use crate::workspace::programs::Profile;
 use crate::{drop_in, table};
 use anyhow::{Result, bail};
-use process::{Session, build};
+use process::build;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -28,7 +28,6 @@ pub(crate) struct Args {
     seeds: u64,
 }
 
-/// A program to build and run.
 struct Program {
     name: &'static str,
     about: &'static str,
@@ -104,13 +103,9 @@ pub(crate) fn manifests() -> impl Iterator<Item = String> {
     ours.map(|program| format!("interop/{}/Cargo.toml", program.name))
 }
 
-/// The folders.
 struct Layout {
-    /// The sources of the programs.
     sources: PathBuf,
-    /// The build outputs.
     made: PathBuf,
-    /// The library.
     drop_in: PathBuf,
 }
 
@@ -143,13 +138,12 @@ fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
 /// Runs a program, which passes if it exits with success under every seed.
 fn run_seeds(layout: &Layout, built: &Path, seeds: u64) -> Result<String> {
     for seed in 0..seeds {
-        let session = Session::new(layout, seed);
-        let ended = session.run(built, &[])?;
-        if seed == 0 || !ended.is_success {
-            print!("{}", ended.output);
+        let (output, failure) = process::run(layout, built, &[], seed)?;
+        if seed == 0 || failure.is_some() {
+            print!("{output}");
         }
-        if !ended.is_success {
-            bail!("{} under seed {seed}; repeat with\n    {}", ended.how, session.shown(built));
+        if let Some(how) = failure {
+            bail!("{how} under seed {seed}; repeat with\n    {}", process::shown(layout, built, seed));
         }
     }
     Ok(format!("passed under {seeds} seeds"))

@@ -4,7 +4,8 @@
 //! listed one that passes, so the list stays true. Tests that compare times of the host run, but either result is accepted.
 
 use super::Layout;
-use super::process::{Session, build};
+use super::process::{self, build};
+use crate::workspace::copy_folder;
 use anyhow::{Context, Result, anyhow, ensure};
 use cargo_metadata::{MetadataCommand, Package};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,21 +29,19 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     // The second run has the tests that must run alone, or need two devices. All run one at a time: calls of one test break the
     // capture of another, as on a GPU.
     for args in [&[FILTER, "--test-threads=1"][..], &[FILTER, "--ignored", "--test-threads=1"]] {
-        let session = Session::new(layout, 0);
-        let ended = session.run(&program, args)?;
-        let found = parse(&ended.output);
+        let (output, failure) = process::run(layout, &program, args, 0)?;
+        let found = parse(&output);
         ensure!(
-            ended.output.contains("test result: "),
-            "{}\n{} before the last test",
-            ended.output,
-            ended.how
+            output.contains("test result: "),
+            "{output}\n{} before the last test",
+            failure.unwrap_or_default()
         );
         let surprises = expected.surprises(&found);
         ensure!(
             surprises.is_empty(),
             "{}(the list is in interop/cudarc/Cargo.toml; repeat with\n    {} {})",
-            surprises.iter().map(|name| expected.explain(name, &ended.output)).collect::<String>(),
-            session.shown(&program),
+            surprises.iter().map(|name| expected.explain(name, &output)).collect::<String>(),
+            process::shown(layout, &program, 0),
             args.join(" ")
         );
         results.extend(found);
@@ -68,27 +67,15 @@ pub(super) fn published<const N: usize>(manifest: &Path, names: [&str; N]) -> Re
 /// A copy of a package that can be built by itself, because the registry's files must not change. Returns its manifest.
 pub(super) fn copy(package: &Package, target: &Path) -> Result<PathBuf> {
     let source = package.manifest_path.parent().context("a manifest lies in a folder")?;
-    let manifest = target.join("Cargo.toml");
-    if !manifest.is_file() {
-        copy_folder(source.as_std_path(), target)?;
-        // Written last, so that an interrupted copy is repeated. Cargo must not look for a workspace above it.
+    if !target.is_dir() {
+        // Renamed last, so that an interrupted copy is repeated. Cargo must not look for a workspace above it.
+        let new = target.with_extension("new");
+        copy_folder(source.as_std_path(), &new)?;
         let text = std::fs::read_to_string(&package.manifest_path)?;
-        std::fs::write(&manifest, format!("{text}\n[workspace]\n"))?;
+        std::fs::write(new.join("Cargo.toml"), format!("{text}\n[workspace]\n"))?;
+        std::fs::rename(&new, target)?;
     }
-    Ok(manifest)
-}
-
-fn copy_folder(source: &Path, target: &Path) -> Result<()> {
-    std::fs::create_dir_all(target)?;
-    for entry in std::fs::read_dir(source)? {
-        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
-        match path.is_dir() {
-            true => copy_folder(&path, &target.join(name))?,
-            false if name != "Cargo.toml" => drop(std::fs::copy(&path, target.join(name))?),
-            false => {}
-        }
-    }
-    Ok(())
+    Ok(target.join("Cargo.toml"))
 }
 
 /// The tests with another expected result than a pass.

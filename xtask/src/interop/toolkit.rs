@@ -1,8 +1,9 @@
 //! A folder like that of a CUDA toolkit, from packages of the Python package index.
 
 use crate::workspace::wheel::unpacked;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::path::Path;
+use std::process::Command;
 
 /// The package with the headers that `nvcc` includes by itself.
 pub(super) const CUDA_CRT: (&str, &str) = ("nvidia-cuda-crt", "13.0.88");
@@ -13,23 +14,13 @@ pub(super) fn merged(home: &Path, packages: &[(&str, &str)], folders: &[&str]) -
     for folder in folders.iter().map(|folder| home.join(folder)).filter(|folder| folder.is_dir()) {
         std::fs::remove_dir_all(folder)?;
     }
+    std::fs::create_dir_all(home)?;
     for (package, version) in packages {
         let root = unpacked(package, version)?.join("nvidia/cu13");
-        for folder in folders.iter().filter(|folder| root.join(folder).is_dir()) {
-            link_all(&root.join(folder), &home.join(folder))?;
-        }
-    }
-    Ok(())
-}
-
-/// Links the files of a folder. Folders are made, because several packages have files in one.
-fn link_all(source: &Path, target: &Path) -> Result<()> {
-    std::fs::create_dir_all(target)?;
-    for entry in std::fs::read_dir(source).with_context(|| source.display().to_string())? {
-        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
-        match path.is_dir() {
-            true => link_all(&path, &target.join(name))?,
-            false => crate::drop_in::link(&path.display().to_string(), &target.join(name))?,
+        for folder in folders.iter().map(|folder| root.join(folder)).filter(|folder| folder.is_dir()) {
+            let status =
+                Command::new("cp").args(["--recursive", "--symbolic-link"]).arg(folder).arg(home).status();
+            ensure!(status.context("cp cannot be started")?.success(), "cp made no links to {package}");
         }
     }
     Ok(())

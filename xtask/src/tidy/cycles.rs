@@ -6,7 +6,7 @@
 
 use super::Finding;
 use super::imports::{Module, Package};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The largest number of files that may import each other, directly or through others.
 const FILES_MAX: usize = 4;
@@ -123,44 +123,21 @@ impl Graph {
         reached
     }
 
-    /// The shortest cycle through a file, which comes first.
-    fn cycle(&self, start: usize) -> Vec<usize> {
-        let (mut before, mut open) = (BTreeMap::new(), VecDeque::from([start]));
-        while let Some(file) = open.pop_front() {
-            for other in
-                self.0[file].keys().filter(|other| !before.contains_key(*other)).copied().collect::<Vec<_>>()
-            {
-                before.insert(other, file);
-                open.push_back(other);
-            }
-            if before.contains_key(&start) {
-                break;
-            }
-        }
-        let mut cycle = vec![start];
-        let mut file = start;
-        while let Some(importer) = before.get(&file).filter(|importer| **importer != start) {
-            file = *importer;
-            cycle.push(file);
-        }
-        cycle[1..].reverse();
-        cycle
-    }
-
-    /// A finding for each import of a shortest cycle in a set.
+    /// A finding for each import inside a set.
     fn findings(&self, modules: &[Module<'_>], set: &BTreeSet<usize>, name: &str) -> Vec<Finding> {
-        let cycle = set.iter().map(|file| self.cycle(*file)).min_by_key(Vec::len).unwrap_or_default();
         let all = set.iter().map(|file| modules[*file].path).collect::<Vec<_>>().join(", ");
-        let next = cycle.iter().cycle().skip(1);
-        let import = |(file, imported): (&usize, &usize)| {
-            let (line, path) = (self.0[*file].get(imported).copied().unwrap_or(1), modules[*imported].path);
+        let imports = set
+            .iter()
+            .flat_map(|file| self.0[*file].iter().map(move |(imported, line)| (file, imported, line)));
+        let import = |(file, imported, line): (&usize, &usize, &usize)| {
+            let path = modules[*imported].path;
             let what = format!(
                 "imports {path} in a cycle; {} files of {name} import each other, more than {FILES_MAX}: {all}",
                 set.len()
             );
-            Finding::new(modules[*file].path, line, what, ADVICE)
+            Finding::new(modules[*file].path, *line, what, ADVICE)
         };
-        cycle.iter().zip(next).map(import).collect()
+        imports.filter(|(_, imported, _)| set.contains(imported)).map(import).collect()
     }
 }
 

@@ -4,7 +4,6 @@ use super::Files;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::BTreeSet;
 
-/// A package of the repository.
 pub(super) struct Package<'a> {
     pub(super) name: &'a str,
     pub(super) manifest: &'a str,
@@ -50,7 +49,6 @@ impl<'a> Package<'a> {
     }
 }
 
-/// A source file of a crate.
 pub(super) struct Module<'a> {
     pub(super) path: &'a str,
     /// The module's path from the root of the crate.
@@ -113,6 +111,10 @@ pub(super) struct Scan {
     of_tests: Vec<Vec<String>>,
     /// True behind `pub` and the like.
     is_exported: bool,
+    /// True behind `pub` and `pub unsafe`.
+    is_public: bool,
+    /// True in a module that is no file of its own.
+    is_inline: bool,
     /// The number of bodies around the current token.
     depth: usize,
 }
@@ -121,6 +123,8 @@ pub(super) struct Scan {
 pub(super) struct Type {
     pub(super) line: usize,
     pub(super) name: String,
+    /// True for a trait that is `pub` in its file. Traits in modules of the file seal others.
+    pub(super) is_public_trait: bool,
 }
 
 impl Scan {
@@ -142,6 +146,7 @@ impl Scan {
                     let word = ident.to_string();
                     let taken = self.word(&word, rest);
                     self.is_exported = word == "pub";
+                    self.is_public = self.is_public && word == "unsafe" || word == "pub" && taken == 1;
                     taken
                 }
                 _ => 1,
@@ -175,9 +180,11 @@ impl Scan {
             // `pub(crate)` and the like name no item.
             ("pub", [_, TokenTree::Group(group), ..]) if is_restriction(group.stream()) => 2,
             ("mod", [_, name, TokenTree::Group(group), ..]) => {
+                let is_inline = std::mem::replace(&mut self.is_inline, true);
                 self.place.push(name.to_string());
                 self.walk(&into_tokens(group.stream()));
                 self.place.pop();
+                self.is_inline = is_inline;
                 3
             }
             ("mod", [_, name, end, ..]) if is_punct(end, ';') && self.place.is_empty() => {
@@ -213,7 +220,12 @@ impl Scan {
             ("struct" | "enum" | "union" | "trait" | "type", [_, TokenTree::Ident(name), ..])
                 if self.depth == 0 =>
             {
-                self.types.push(Type { line: name.span().start().line, name: name.to_string() });
+                let is_public_trait = word == "trait" && self.is_public && !self.is_inline;
+                self.types.push(Type {
+                    line: name.span().start().line,
+                    name: name.to_string(),
+                    is_public_trait,
+                });
                 2
             }
             _ => {

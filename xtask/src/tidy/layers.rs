@@ -1,7 +1,7 @@
 //! Compares the order of the layers with cargo's metadata.
 
-use super::Finding;
 use super::rooms::LAYERS;
+use super::{Files, Finding};
 use anyhow::Result;
 use cargo_metadata::semver::VersionReq;
 use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
@@ -109,6 +109,18 @@ fn features(package: &Package, manifest: &Manifest<'_>) -> Vec<Finding> {
     .collect()
 }
 
+/// Checks that the layers deny `unsafe_code`, so that each module that needs it says so; the raw driver is unsafe throughout. Clippy checks that each `unsafe` has a reason.
+pub(super) fn deny_unsafe(files: &Files) -> Vec<Finding> {
+    let advice = "add `#![deny(unsafe_code)]`, and `#[allow(unsafe_code)]` to the modules that need it";
+    let above = LAYERS.iter().filter(|layer| *layer != "gpumem-sys");
+    let above = above.map(|layer| format!("crates/{layer}/src/lib.rs"));
+    let lacking = above.filter(|path| {
+        let text = files.get(path).map(String::as_str).unwrap_or("#![deny(unsafe_code)]");
+        !text.contains("#![deny(unsafe_code)]") && !text.contains("#![forbid(unsafe_code)]")
+    });
+    lacking.map(|path| Finding::new(&path, 1, "`unsafe` is allowed anywhere in this crate", advice)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,5 +196,16 @@ mod tests {
         assert!(said("gpumem-adapt", &dependency("clap", "normal", true, None)).is_some());
         assert!(said("gpumem-pool", &dependency("indicatif", "dev", true, None)).is_some());
         assert_eq!(said("xtask", &dependency("clap", "normal", true, None)), None);
+    }
+
+    #[test]
+    fn a_layer_must_deny_unsafe_code() {
+        let files = Files::from([
+            ("crates/gpumem-sys/src/lib.rs".into(), String::new()),
+            ("crates/gpumem-pool/src/lib.rs".into(), "//! A pool.\n#![deny(unsafe_code)]\n".into()),
+            ("crates/gpumem-array/src/lib.rs".into(), "//! Arrays.\n".into()),
+        ]);
+        let paths: Vec<_> = deny_unsafe(&files).into_iter().map(|finding| finding.path).collect();
+        assert_eq!(paths, ["crates/gpumem-array/src/lib.rs"]);
     }
 }

@@ -6,7 +6,6 @@ use super::Finding;
 use super::imports::Package;
 use std::collections::BTreeMap;
 
-/// The packages whose names are compared.
 const PACKAGES: [&str; 7] = [
     "gpumem-base",
     "gpumem-heap",

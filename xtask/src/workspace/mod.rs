@@ -7,6 +7,7 @@ pub(crate) mod wheel;
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,7 +23,6 @@ pub(crate) fn published() -> Result<Vec<Package>> {
     Ok(metadata()?.packages.into_iter().filter(|package| package.publish.is_none()).collect())
 }
 
-/// Cargo's target folder.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     Ok(metadata()?.target_directory.into())
 }
@@ -30,6 +30,28 @@ pub(crate) fn target_folder() -> Result<PathBuf> {
 fn metadata() -> Result<Metadata> {
     let manifest = root().join("Cargo.toml");
     Ok(MetadataCommand::new().manifest_path(manifest).no_deps().exec()?)
+}
+
+/// A program without this project's variables, which the caller's environment may set for another purpose.
+pub(crate) fn clean(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Copies a folder with all that is in it.
+pub(crate) fn copy_folder(source: &Path, target: &Path) -> Result<()> {
+    std::fs::create_dir_all(target)?;
+    for entry in std::fs::read_dir(source).with_context(|| source.display().to_string())? {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        match path.is_dir() {
+            true => copy_folder(&path, &target.join(name))?,
+            false => drop(std::fs::copy(&path, target.join(name))?),
+        }
+    }
+    Ok(())
 }
 
 /// Every text file of the repository by its path from the root.

@@ -6,12 +6,10 @@ use std::io::BufReader;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// A program that cargo has built.
 #[derive(Clone)]
 pub(crate) struct Built {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// The manifest of its package.
     pub(crate) manifest: PathBuf,
     pub(crate) program: PathBuf,
 }
@@ -54,7 +52,6 @@ pub(crate) fn build(args: &[&str]) -> Result<Vec<Built>> {
 /// The command that builds what the step `test` runs. A package alone may have other features of its dependencies.
 pub(crate) const TESTS: [&str; 3] = ["test", "--no-run", "--workspace"];
 
-/// How a library is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// Optimised, for users.
@@ -80,10 +77,21 @@ pub(crate) fn library(package: &str, profile: Profile) -> Result<Vec<PathBuf>> {
 }
 
 /// Runs cargo and passes on what it reports.
-fn artifacts(args: &[&str], mut each: impl FnMut(Artifact)) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(super::root()).args(args).arg("--message-format=json-render-diagnostics");
+fn artifacts(args: &[&str], each: impl FnMut(Artifact)) -> Result<()> {
+    let mut command = cargo(args);
+    command.current_dir(super::root());
+    report(command, each)
+}
+
+/// A call of cargo that reports what it builds.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).arg("--message-format=json-render-diagnostics");
+    command
+}
+
+/// Runs [`cargo`] and passes on what it reports.
+pub(crate) fn report(mut command: Command, mut each: impl FnMut(Artifact)) -> Result<()> {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cargo cannot be started")?;
     let output = child.stdout.take().context("cargo has no output")?;
@@ -92,7 +100,7 @@ fn artifacts(args: &[&str], mut each: impl FnMut(Artifact)) -> Result<()> {
             each(artifact);
         }
     }
-    ensure!(child.wait()?.success(), "cargo {} failed", args.join(" "));
+    ensure!(child.wait()?.success(), "{command:?} failed");
     Ok(())
 }
 

@@ -11,8 +11,8 @@ use crate::model::Dense;
 use crate::options::Plan;
 use anyhow::{Context, Result};
 use gpumem_adapt::array::ndarray::{Array1, Axis, Ix1, Ix2, Slice};
-use gpumem_adapt::array::pool::{Pool, Status};
-use gpumem_adapt::array::{Gpu, GpuArray, GpuView, LinkRate, Transfers};
+use gpumem_adapt::array::pool::{Event, Pool, Status};
+use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, GpuView, PinnedArray, Transfers};
 use gpumem_adapt::{Adapt, AdaptError, Host, batches};
 use indicatif::ProgressBar;
 use std::time::{Duration, Instant};
@@ -59,7 +59,8 @@ pub(crate) struct Feeding {
     /// The bytes of the table, or of the device's share, once for each epoch.
     pub(crate) moved_bytes: u64,
     pub(crate) transfers: Transfers,
-    pub(crate) link: LinkRate,
+    /// The bytes that the link moves to the device in a second, from pinned memory.
+    pub(crate) link_rate: f64,
     /// The time of as many steps with a batch that is on the device.
     pub(crate) compute_time: Duration,
     /// The maximum that the pool had reserved.
@@ -123,7 +124,7 @@ fn train_fed(work: Work<'_>, kernels: Vec<Kernels>) -> Result<Training> {
     let Work { gpus, table, initial, plan, exchange, progress } = work;
     let shares = shares(table, plan);
     let (first, first_share) = (&gpus[0], &shares[0]);
-    let link = first.measure_link()?;
+    let link_rate = link_rate(first)?;
     for gpu in gpus {
         gpu.pool().reclaim()?;
         gpu.pool().reset_peaks()?;
@@ -160,13 +161,44 @@ fn train_fed(work: Work<'_>, kernels: Vec<Kernels>) -> Result<Training> {
     training.feeding = Some(Feeding {
         moved_bytes: first_share.bytes() * plan.epochs as u64,
         transfers: first.transfers(),
-        link,
+        link_rate,
         peak_bytes: first.pool().status()?.reserved_peak_bytes,
         needed_bytes: plan.needed_bytes(table),
         compute_time: compute_time(first, first_share, table, initial, plan)?,
     });
     Ok(training)
 }
+
+/// The rate of the fastest of several copies to the device, in bytes a second; of smaller copies where a limit of the
+/// pool refuses large ones.
+fn link_rate(gpu: &Gpu) -> Result<f64> {
+    let mut size_bytes = LARGEST_COPY;
+    let best_ms = loop {
+        match fastest_copy_ms(gpu, size_bytes) {
+            Err(error) if error.is_out_of_memory() && size_bytes > SMALLEST_COPY => size_bytes /= 2,
+            measured => break measured?,
+        }
+    };
+    Ok(size_bytes as f64 / f64::from(best_ms.max(1e-6)) * 1e3)
+}
+
+fn fastest_copy_ms(gpu: &Gpu, size_bytes: usize) -> Result<f32, ArrayError> {
+    let pinned = PinnedArray::<u8, Ix1>::zeros(&gpu.pinned(), size_bytes)?;
+    let mut array = GpuArray::<u8, Ix1>::zeros(gpu, size_bytes)?;
+    let (begin, end) = (Event::with_timing(gpu.device())?, Event::with_timing(gpu.device())?);
+    let mut best_ms = f32::INFINITY;
+    for _ in 0..4 {
+        begin.record(gpu.stream())?;
+        array.assign(&pinned)?;
+        end.record(gpu.stream())?;
+        end.synchronize()?;
+        best_ms = best_ms.min(end.elapsed_ms_since(&begin)?);
+    }
+    Ok(best_ms)
+}
+
+const LARGEST_COPY: usize = 16 << 20;
+const SMALLEST_COPY: usize = 1 << 20;
 
 /// Inputs and targets on a device.
 type Rows = (GpuArray<f32, Ix2>, GpuArray<f32, Ix1>);

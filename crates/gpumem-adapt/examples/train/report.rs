@@ -92,10 +92,13 @@ impl Report {
 
     /// The figures of a table that was fed: the training beside its compute and its transfers, and the memory beside the batches.
     pub(crate) fn feeding(&mut self, feeding: &Feeding, time: Duration) -> Result<()> {
-        let Feeding { moved_bytes, transfers, link, compute_time, peak_bytes, needed_bytes } = feeding;
+        let Feeding { moved_bytes, transfers, link_rate, compute_time, peak_bytes, needed_bytes } = feeding;
         let rate = *moved_bytes as f64 / time.as_secs_f64() / 1e9;
-        self.line("moved", &format!("{} at {rate:.2} GB/s; link {link}", HumanBytes(*moved_bytes)))?;
-        let transfer_time = link.time(*moved_bytes, 0);
+        self.line(
+            "moved",
+            &format!("{} at {rate:.2} GB/s; link {:.1} GB/s", HumanBytes(*moved_bytes), link_rate / 1e9),
+        )?;
+        let transfer_time = Duration::from_secs_f64(*moved_bytes as f64 / link_rate);
         let ratio = time.as_secs_f64() / transfer_time.max(*compute_time).as_secs_f64();
         self.line(
             "overlap",

@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::pool::sys::DriverKind;
 use gpumem_array::pool::sys::types::CUfunction;
-use gpumem_array::{Gpu, GpuArray, LaunchShape};
+use gpumem_array::{Gpu, GpuArray, KernelSource, LaunchShape};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub(crate) fn rows(gpu: &Gpu) -> Done {
 }
 
 fn ours_ns(gpu: &Gpu) -> Result<f64, Box<dyn Error>> {
-    let axpy = gpu.module(PTX.to_str()?)?.function("axpy")?;
+    let axpy = gpu.compile(&KernelSource::ptx("axpy", PTX.to_str()?))?.function("axpy")?;
     let (a, b) = (GpuArray::from_elem(gpu, LEN, 1.0_f32)?, GpuArray::from_elem(gpu, LEN, 2.0_f32)?);
     let mut y = GpuArray::<f32, Ix1>::zeros(gpu, LEN)?;
     best_ns(

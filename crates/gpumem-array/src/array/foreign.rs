@@ -5,7 +5,7 @@
 //! that is on the stream whenever another stream waits. The drop narrows that to the work so far. Freeing the memory waits for the stream
 //! in any case.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray};
+use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray, parts, readers};
 use crate::element::Element;
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::recording::CaptureRecording;
@@ -94,7 +94,9 @@ impl Drop for OpenUse<'_> {
     }
 }
 
-impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
+readers! {
+    Element;
+
     /// Lends the elements to another library, such as cuBLAS or C code, which reads them on a stream. The stream waits, on the device, for
     /// the writes so far. Later writes on other streams wait for everything that is queued on it until the guard is dropped.
     ///
@@ -126,17 +128,14 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
     /// - [`ArrayError::WrongDevice`] if the stream is on another device.
     /// - [`ArrayError::Graph`] if the stream is in a capture that `Capture::begin` began, or if the array was made in a capture.
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
-    pub fn read_on<'b, S: OnStream + ?Sized>(&self, stream: &'b S) -> Result<ReadOn<'b, T, D>, ArrayError>
-    where
-        'a: 'b,
-    {
-        let view: GpuView<'b, T, D> = self.clone();
+    pub fn read_on[S: OnStream + ?Sized]('v view, stream: &'v S) -> Result<ReadOn<'v, T, D>, ArrayError> {
+        let view: GpuView<'v, T, D> = view.clone();
         let open = OpenUse::new(view.reads(), stream, "read_on")?;
         Ok(ReadOn { view, open })
     }
 }
 
-impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
+parts! {
     /// Lends the elements to another library, which writes them on a stream and may read them. The stream waits, on the device, for all
     /// uses so far. Later uses on other streams wait for everything that is queued on it until the guard is dropped.
     ///
@@ -145,11 +144,7 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
     /// # Errors
     ///
     /// [`ArrayError::WrongDevice`], [`ArrayError::Graph`] and [`ArrayError::Pool`]; see [`GpuView::read_on`].
-    pub fn write_on<'b, S: OnStream + ?Sized>(self, stream: &'b S) -> Result<WriteOn<'b, T, D>, ArrayError>
-    where
-        'a: 'b,
-    {
-        let view: GpuViewMut<'b, T, D> = self;
+    pub fn write_on[S: OnStream + ?Sized](view, stream: &'v S) -> Result<WriteOn<'v, T, D>, ArrayError> {
         let open = OpenUse::new(view.writes(), stream, "write_on")?;
         Ok(WriteOn { view, open })
     }
@@ -211,30 +206,6 @@ impl<T: Element, D: Dimension> WriteOn<'_, T, D> {
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// Lends the elements to another library, which reads them on a stream; see [`GpuView::read_on`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::Graph`] and [`ArrayError::Pool`]; see [`GpuView::read_on`].
-    pub fn read_on<'b, S: OnStream + ?Sized>(
-        &'b self,
-        stream: &'b S,
-    ) -> Result<ReadOn<'b, T, D>, ArrayError> {
-        self.view().read_on(stream)
-    }
-
-    /// Lends the elements to another library, which writes them on a stream; see [`GpuViewMut::write_on`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::Graph`] and [`ArrayError::Pool`]; see [`GpuView::read_on`].
-    pub fn write_on<'b, S: OnStream + ?Sized>(
-        &'b mut self,
-        stream: &'b S,
-    ) -> Result<WriteOn<'b, T, D>, ArrayError> {
-        self.view_mut().write_on(stream)
-    }
-
     /// An array over a pool block that another part of the program has allocated. Its bytes count as uninitialised; if another library has
     /// filled them, call [`UninitArray::assume_init`]. The stream of `gpu` first waits, on the device, for work on the block's owner stream
     /// and on the streams recorded as its users ([`Block::record_use`]).

@@ -1,155 +1,214 @@
-//! Reading methods of [`GpuArray`], [`GpuViewMut`] and [`GpuCow`](crate::GpuCow). They forward to [`GpuView`].
+//! Methods that read: of arrays, views, mutable views and [`GpuCow`](crate::GpuCow), each written once.
+//!
+//! Creating, slicing and transposing a view changes only an address, a shape and strides.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut};
-use crate::element::Element;
+use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut, UninitArray};
+use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kind::Kind;
-use crate::layout::ElementOrder;
+use crate::layout::{ElementOrder, Layout};
 use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
-/// Implements methods of [`GpuArray`], [`GpuViewMut`] and [`GpuCow`](crate::GpuCow), for a bound on the elements and for any dimension type
+/// Implements methods of arrays, views, mutable views and [`GpuCow`](crate::GpuCow), for a bound on the elements and for any dimension type
 /// or a specific one.
+///
+/// The first argument is a [`GpuView`] of the elements. It is `'v view` if the result borrows them: a view passes its own borrow on, and
+/// the other types are borrowed. Generic parameters are in brackets, and conditions in parentheses.
 macro_rules! readers {
     ($bound:ident, $dim:ty; $($methods:tt)*) => {
-        impl<T: $bound, K: Kind> GpuArray<T, $dim, K> {
-            $($methods)*
-        }
-
-        impl<T: $bound> GpuViewMut<'_, T, $dim> {
-            $($methods)*
-        }
-
-        impl<T: $bound> $crate::array::GpuCow<'_, T, $dim> {
-            $($methods)*
-        }
+        $crate::array::read::of_view! { [T: $bound] $crate::array::GpuView<'v, T, $dim>; 'v $($methods)* }
+        $crate::array::read::of_owner! { [T: $bound, K: $crate::kind::Kind] $crate::array::GpuArray<T, $dim, K>; $($methods)* }
+        $crate::array::read::of_owner! { [T: $bound] $crate::array::GpuViewMut<'_, T, $dim>; $($methods)* }
+        $crate::array::read::of_owner! { [T: $bound] $crate::array::GpuCow<'_, T, $dim>; $($methods)* }
     };
     ($bound:ident; $($methods:tt)*) => {
-        impl<T: $bound, D: Dimension, K: Kind> GpuArray<T, D, K> {
-            $($methods)*
+        $crate::array::read::of_view! { [T: $bound, D: Dimension] $crate::array::GpuView<'v, T, D>; 'v $($methods)* }
+        $crate::array::read::of_owner! {
+            [T: $bound, D: Dimension, K: $crate::kind::Kind] $crate::array::GpuArray<T, D, K>; $($methods)*
         }
-
-        impl<T: $bound, D: Dimension> GpuViewMut<'_, T, D> {
-            $($methods)*
-        }
-
-        impl<T: $bound, D: Dimension> $crate::array::GpuCow<'_, T, D> {
-            $($methods)*
-        }
+        $crate::array::read::of_owner! { [T: $bound, D: Dimension] $crate::array::GpuViewMut<'_, T, D>; $($methods)* }
+        $crate::array::read::of_owner! { [T: $bound, D: Dimension] $crate::array::GpuCow<'_, T, D>; $($methods)* }
     };
 }
 pub(crate) use readers;
 
+macro_rules! of_view {
+    ([$($type_parameters:tt)*] $view_type:ty; $of:lifetime $(
+        $(#[$attribute:meta])*
+        pub fn $name:ident $([$($generics:tt)*])? ($($life:lifetime)? $view:ident $(, $argument:ident: $type:ty)*) -> $result:ty
+        $(where ($($condition:tt)*))? $body:block
+    )*) => {
+        impl<$of, $($type_parameters)*> $view_type {
+            $(
+                $(#[$attribute])*
+                pub fn $name $(<$($generics)*>)? (&self $(, $argument: $type)*) -> $result $(where $($condition)*)? {
+                    let $view = self;
+                    $body
+                }
+            )*
+        }
+    };
+}
+pub(crate) use of_view;
+
+macro_rules! of_owner {
+    ([$($type_parameters:tt)*] $owner:ty; $(
+        $(#[$attribute:meta])*
+        pub fn $name:ident $([$($generics:tt)*])? ($($life:lifetime)? $view:ident $(, $argument:ident: $type:ty)*) -> $result:ty
+        $(where ($($condition:tt)*))? $body:block
+    )*) => {
+        impl<$($type_parameters)*> $owner {
+            $(
+                $(#[$attribute])*
+                pub fn $name<$($life,)? $($($generics)*)?>(&$($life)? self $(, $argument: $type)*) -> $result
+                $(where $($condition)*)?
+                {
+                    let $view = &self.view();
+                    $body
+                }
+            )*
+        }
+    };
+}
+pub(crate) use of_owner;
+
+/// Implements the methods that need the layout alone.
+macro_rules! of_layout {
+    ($([$($parameters:tt)*] $owner:ty;)*) => {$(
+        impl<$($parameters)*> $owner {
+            /// The lengths of the axes.
+            ///
+            /// ```
+            /// # use gpumem_array::GpuArray;
+            /// # let gpu = gpumem_array::example_gpu()?;
+            /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
+            /// assert_eq!(x.shape(), [2, 3]);
+            /// # Ok::<(), gpumem_array::ArrayError>(())
+            /// ```
+            #[must_use]
+            pub fn shape(&self) -> &[usize] {
+                self.layout().shape()
+            }
+
+            /// The shape as an `ndarray` dimension.
+            #[must_use]
+            pub fn raw_dim(&self) -> D {
+                self.layout().dim.clone()
+            }
+
+            /// The number of axes.
+            ///
+            /// ```
+            /// # use gpumem_array::GpuArray;
+            /// # let gpu = gpumem_array::example_gpu()?;
+            /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
+            /// assert_eq!(x.ndim(), 2);
+            /// # Ok::<(), gpumem_array::ArrayError>(())
+            /// ```
+            #[must_use]
+            pub fn ndim(&self) -> usize {
+                self.shape().len()
+            }
+
+            /// The distance between neighbours along each axis, in elements.
+            ///
+            /// ```
+            /// # use gpumem_array::GpuArray;
+            /// # let gpu = gpumem_array::example_gpu()?;
+            /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
+            /// assert_eq!(x.strides(), [3, 1]);
+            /// assert_eq!(x.t().strides(), [1, 3]);
+            /// # Ok::<(), gpumem_array::ArrayError>(())
+            /// ```
+            #[must_use]
+            pub fn strides(&self) -> Vec<isize> {
+                self.layout().strides().collect()
+            }
+
+            /// True if the elements are contiguous in row-major order.
+            ///
+            /// ```
+            /// # use gpumem_array::GpuArray;
+            /// # let gpu = gpumem_array::example_gpu()?;
+            /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
+            /// assert!(x.is_standard_layout());
+            /// assert!(!x.t().is_standard_layout());
+            /// # Ok::<(), gpumem_array::ArrayError>(())
+            /// ```
+            #[must_use]
+            pub fn is_standard_layout(&self) -> bool {
+                self.layout().is_dense(ElementOrder::Row)
+            }
+
+            /// The number of elements.
+            ///
+            /// ```
+            /// # use gpumem_array::GpuArray;
+            /// # let gpu = gpumem_array::example_gpu()?;
+            /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
+            /// assert_eq!(x.len(), 6);
+            /// # Ok::<(), gpumem_array::ArrayError>(())
+            /// ```
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.layout().len()
+            }
+
+            /// True if there are no elements.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+        }
+    )*};
+}
+
+of_layout! {
+    [T: Element, D: Dimension, K: Kind] GpuArray<T, D, K>;
+    [T: Element, D: Dimension, K: Kind] UninitArray<T, D, K>;
+    [T: Element, D: Dimension] GpuView<'_, T, D>;
+    [T: Element, D: Dimension] GpuViewMut<'_, T, D>;
+    [T: Element, D: Dimension] GpuCow<'_, T, D>;
+}
+
 readers! {
     Element;
 
-    /// The lengths of the axes.
+    /// The device address of the first element, for kernels and other libraries; zero if there is no memory.
     ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
-    /// assert_eq!(x.shape(), [2, 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
+    /// A use through the address is not ordered with other streams: only [`Launch`](crate::Launch) and the operations of this crate
+    /// are tracked.
     #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        self.layout().shape()
+    pub fn address(view) -> u64 {
+        match view.storage().address() {
+            0 => 0,
+            base => base + (view.layout().offset * size_of::<T>()) as u64,
+        }
     }
 
-    /// The shape as an `ndarray` dimension.
-    #[must_use]
-    pub fn raw_dim(&self) -> D {
-        self.layout().dim.clone()
-    }
-
-    /// The number of axes.
+    /// A view of these elements, used through the stream of another `Gpu`. That stream waits, on the device, for conflicting uses
+    /// on other streams.
     ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
-    /// assert_eq!(x.ndim(), 2);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    #[must_use]
-    pub fn ndim(&self) -> usize {
-        self.shape().len()
-    }
-
-    /// The distance between neighbours along each axis, in elements.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
-    /// assert_eq!(x.strides(), [3, 1]);
-    /// assert_eq!(x.t().strides(), [1, 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    #[must_use]
-    pub fn strides(&self) -> Vec<isize> {
-        self.layout().strides().collect()
-    }
-
-    /// True if the elements are contiguous in row-major order.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
-    /// assert!(x.is_standard_layout());
-    /// assert!(!x.t().is_standard_layout());
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    #[must_use]
-    pub fn is_standard_layout(&self) -> bool {
-        self.layout().is_dense(ElementOrder::Row)
-    }
-
-    /// The number of elements.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::<f32, _>::zeros(&gpu, (2, 3))?;
-    /// assert_eq!(x.len(), 6);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.layout().len()
-    }
-
-    /// True if there are no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The device address of the first element; see [`GpuView::address`].
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.view().address()
-    }
-
-    /// A view of all elements, used through the stream of another `Gpu`; see [`GpuView::on`].
+    /// A `Gpu` on another device gets access to the array's memory at the first use. If no link connects the devices, copies go through the
+    /// host, and other operations return [`ArrayError::NoPeerAccess`].
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
     /// # let gpu = gpumem_array::example_gpu()?;
     /// let other = gpu.fork()?;
     /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let sum = x.on(&other).sum()?; // on the stream of `other`, which waits for the upload
-    /// assert_eq!(sum.into_scalar()?, 6);
+    /// let doubled = x.on(&other).try_mul(2)?; // on the stream of `other`, which waits for the upload
+    /// assert_eq!(doubled.gpu(), &other); // and so do its results
+    /// assert_eq!(doubled.to_vec()?, [2, 4, 6]);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     #[must_use]
-    pub fn on<'b>(&'b self, gpu: &'b Gpu) -> GpuView<'b, T, D> {
-        self.view().on(gpu)
+    pub fn on('v view, gpu: &'v Gpu) -> GpuView<'v, T, D> {
+        view.used_on(gpu)
     }
 
-    /// A view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
+    /// A view of the elements that `slice` selects on an axis, by `ndarray`'s rules.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -164,28 +223,29 @@ readers! {
     /// # Errors
     ///
     /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
-    pub fn slice_axis(&self, axis: Axis, slice: Slice) -> Result<GpuView<'_, T, D>, ArrayError> {
-        self.view().slice_axis(axis, slice)
+    pub fn slice_axis('v view, axis: Axis, slice: Slice) -> Result<GpuView<'v, T, D>, ArrayError> {
+        Ok(view.with_layout(view.layout().clone().slice_axis(axis, slice)?))
     }
 
-    /// A view of the elements that `s![…]` selects; see [`GpuView::slice`].
+    /// A view of the elements that `s![…]` selects, by `ndarray`'s rules: ranges with steps, indices, which remove their axis, and new
+    /// axes.
     ///
     /// ```
-    /// # use gpumem_array::GpuArray;
     /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::{array, s};
+    /// use gpumem_array::{GpuArray, ndarray::{array, s}};
     ///
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
-    /// assert_eq!(x.slice(s![.., 1])?.to_array()?, array![2, 5]);
-    /// assert_eq!(x.slice(s![1.., ..;2])?.to_array()?, array![[4, 6]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// assert_eq!(x.slice(s![.., -1])?.to_array()?, array![3, 6]);
+    /// assert_eq!(x.slice(s![..;-1, ..2])?.to_array()?, array![[4, 5], [1, 2]]);
+    /// assert_eq!(x.slice(s![1, 2])?.into_scalar()?, 6);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
     /// [`ArrayError::Slice`] if a bound or index is outside its axis, if a step is zero, or if the number of axes differs.
-    pub fn slice<I: SliceArg<D>>(&self, info: I) -> Result<GpuView<'_, T, I::OutDim>, ArrayError> {
-        self.view().slice(info)
+    pub fn slice[I: SliceArg<D>]('v view, info: I) -> Result<GpuView<'v, T, I::OutDim>, ArrayError> {
+        Ok(view.with_layout(view.layout().slice(&info)?))
     }
 
     /// A view of the elements at `index` of an axis, without that axis.
@@ -203,11 +263,9 @@ readers! {
     /// # Errors
     ///
     /// [`ArrayError::Slice`] if the axis does not exist or the index is outside.
-    pub fn index_axis(&self, axis: Axis, index: usize) -> Result<GpuView<'_, T, D::Smaller>, ArrayError>
-    where
-        D: RemoveAxis,
-    {
-        self.view().index_axis(axis, index)
+    pub fn index_axis('v view, axis: Axis, index: usize) -> Result<GpuView<'v, T, D::Smaller>, ArrayError>
+    where (D: RemoveAxis) {
+        Ok(view.with_layout(view.layout().clone().index_axis(axis, index)?))
     }
 
     /// A view with a new axis of length 1 before `axis`.
@@ -225,11 +283,27 @@ readers! {
     /// # Errors
     ///
     /// [`ArrayError::Slice`] if `axis` exceeds the number of axes.
-    pub fn insert_axis(&self, axis: Axis) -> Result<GpuView<'_, T, D::Larger>, ArrayError> {
-        self.view().insert_axis(axis)
+    pub fn insert_axis('v view, axis: Axis) -> Result<GpuView<'v, T, D::Larger>, ArrayError> {
+        Ok(view.with_layout(view.layout().insert_axis(axis)?))
     }
 
-    /// A view with the axes in another order; see [`GpuView::permuted_axes`].
+    /// A view with the axes in reverse order; for a matrix, the transpose.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.t().to_vec()?, [1, 4, 2, 5, 3, 6]); // row by row of the transpose
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    #[must_use]
+    pub fn t('v view) -> GpuView<'v, T, D> {
+        view.with_layout(view.layout().clone().transposed())
+    }
+
+    /// A view with the axes in another order: axis `axes[i]` becomes axis `i`.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -242,11 +316,11 @@ readers! {
     /// # Errors
     ///
     /// [`ArrayError::Shape`] unless each axis is named once.
-    pub fn permuted_axes<A: IntoDimension<Dim = D>>(&self, axes: A) -> Result<GpuView<'_, T, D>, ArrayError> {
-        self.view().permuted_axes(axes)
+    pub fn permuted_axes[A: IntoDimension<Dim = D>]('v view, axes: A) -> Result<GpuView<'v, T, D>, ArrayError> {
+        Ok(view.with_layout(view.layout().clone().permuted(&axes.into_dimension())?))
     }
 
-    /// A view in a larger shape, without a copy; see [`GpuView::broadcast`].
+    /// A view in a larger shape, without a copy: missing axes are added at the front, and axes of length 1 are repeated.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -262,36 +336,11 @@ readers! {
     ///
     /// [`ArrayError::Shape`] unless lengths are equal or 1, from the last axis on; [`ArrayError::TooManyElements`] if the shape exceeds
     /// the address space.
-    pub fn broadcast<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'_, T, S::Dim>, ArrayError> {
-        self.view().broadcast(shape)
+    pub fn broadcast[S: IntoDimension]('v view, shape: S) -> Result<GpuView<'v, T, S::Dim>, ArrayError> {
+        Ok(view.with_layout(view.layout().broadcast(shape.into_dimension())?))
     }
 
-    /// A view of the same bytes as elements of another type; see [`GpuView::reinterpret`].
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Reinterpret`]; see [`GpuView::reinterpret`].
-    pub fn reinterpret<U: Element>(&self) -> Result<GpuView<'_, U, D>, ArrayError> {
-        self.view().reinterpret()
-    }
-
-    /// A view with the axes in reverse order; for a matrix, the transpose.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::array;
-    ///
-    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
-    /// assert_eq!(x.t().to_array()?, array![[1, 4], [2, 5], [3, 6]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    #[must_use]
-    pub fn t(&self) -> GpuView<'_, T, D> {
-        self.view().t()
-    }
-
-    /// A view of the elements with another shape; see [`GpuView::reshape`].
+    /// A view of the elements with another shape, in row-major order.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -307,8 +356,69 @@ readers! {
     ///
     /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
     /// [`ArrayError::NotContiguous`] if the elements are not contiguous in row-major order.
-    pub fn reshape<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'_, T, S::Dim>, ArrayError> {
-        self.view().reshape(shape)
+    pub fn reshape[S: IntoDimension]('v view, shape: S) -> Result<GpuView<'v, T, S::Dim>, ArrayError> {
+        Ok(view.with_layout(view.layout().reshaped(shape.into_dimension(), size_of::<T>())?))
+    }
+
+    /// A view of the same bytes as elements of another type. If the sizes differ, the last axis changes its length.
+    ///
+    /// A download refuses bytes that are not a valid `U`.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::array};
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, -2.0])?;
+    /// assert_eq!(x.reinterpret::<u32>()?.to_vec()?, [0x3f80_0000, 0xc000_0000]);
+    /// let points = GpuArray::from_slice(&gpu, &[[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]])?;
+    /// assert_eq!(points.reinterpret::<f32>()?.to_vec()?, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Reinterpret`] if the first element is not aligned for `U`, or if the sizes differ and the view has no axis, the
+    /// elements of the last axis are not contiguous, or a length, a step or the distance from the start of the array is not a multiple of
+    /// the size of `U`.
+    pub fn reinterpret[U: Element]('v view) -> Result<GpuView<'v, U, D>, ArrayError> {
+        const { check_layout::<U>() };
+        let (from, to) = (size_of::<T>(), size_of::<U>());
+        // Host memory may have any address that its original element type allows.
+        let base = view.storage().address();
+        let is_aligned = |layout: &Layout<D>| {
+            base.wrapping_add((layout.offset * to) as u64).is_multiple_of(align_of::<U>() as u64)
+        };
+        match view.layout().clone().reinterpreted(from, to).filter(is_aligned) {
+            Some(layout) => Ok(view.retyped(layout)),
+            None => Err(ArrayError::Reinterpret {
+                from: core::any::type_name::<T>(),
+                to: core::any::type_name::<U>(),
+                shape: view.shape().to_vec(),
+                strides: view.strides(),
+            }),
+        }
+    }
+
+    /// The elements before `index` of an axis, and the rest.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::Axis;
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3, 4])?;
+    /// let (left, right) = x.split_at(Axis(0), 1)?;
+    /// assert_eq!((left.to_vec()?, right.to_vec()?), (vec![1], vec![2, 3, 4]));
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Slice`] if the axis does not exist or `index` exceeds its length.
+    #[allow(clippy::type_complexity, reason = "a pair of views")]
+    pub fn split_at('v view, axis: Axis, index: usize) -> Result<(GpuView<'v, T, D>, GpuView<'v, T, D>), ArrayError> {
+        let (left, right) = view.layout().clone().split_at(axis, index)?;
+        Ok((view.with_layout(left), view.with_layout(right)))
     }
 }
 
@@ -325,13 +435,13 @@ readers! {
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     #[must_use]
-    pub fn nrows(&self) -> usize {
-        self.shape()[0]
+    pub fn nrows(view) -> usize {
+        view.layout().dim[0]
     }
 
     /// The number of columns.
     #[must_use]
-    pub fn ncols(&self) -> usize {
-        self.shape()[1]
+    pub fn ncols(view) -> usize {
+        view.layout().dim[1]
     }
 }

@@ -14,10 +14,8 @@ use ndarray::{Dimension, IntoDimension};
 /// An uninitialised array. Methods that write all elements return a [`GpuArray`].
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
-///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
 /// let empty = GpuArray::<u8, _>::uninit(&gpu, 3)?;
 /// assert_eq!(empty.fill(7)?.to_vec()?, [7, 7, 7]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -79,28 +77,14 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
         self.0
     }
 
-    /// The lengths of the axes.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        self.0.shape()
-    }
-
-    /// The number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// True if the array has no elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The device address of the first element; zero if there are no elements.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.address()
+    }
+
+    pub(super) fn layout(&self) -> &Layout<D> {
+        self.0.layout()
     }
 
     /// Memory that is large enough for the layout.

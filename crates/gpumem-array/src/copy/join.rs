@@ -9,10 +9,10 @@ use ndarray::{Axis, Dimension, RemoveAxis, Slice};
 /// Joins views along an existing axis, on the device: one copy per view. The result belongs to the `Gpu` of the first view.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, concatenate, ndarray::{Axis, array}, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
+/// use gpumem_array::{concatenate, ndarray::{Axis, array}};
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let (a, b) = (GpuArray::from_array(&gpu, &array![[1, 2]])?, GpuArray::from_array(&gpu, &array![[3, 4], [5, 6]])?);
 /// assert_eq!(concatenate(Axis(0), &[a.view(), b.view()])?.to_array()?, array![[1, 2], [3, 4], [5, 6]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -67,10 +67,10 @@ pub fn concatenate<T: Element, D: RemoveAxis>(
 /// Joins views of one shape along a new axis, on the device: one copy per view. The result belongs to the `Gpu` of the first view.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, ndarray::{Axis, array}, pool::{Device, Pool}, stack};
-/// use gpumem_sim::SimConfig;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
+/// use gpumem_array::{ndarray::{Axis, array}, stack};
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let (a, b) = (GpuArray::from_slice(&gpu, &[1, 2])?, GpuArray::from_slice(&gpu, &[3, 4])?);
 /// assert_eq!(stack(Axis(1), &[a.view(), b.view()])?.to_array()?, array![[1, 3], [2, 4]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -16,12 +16,12 @@ use crate::kernel::table::{Kernel, Only};
 use crate::kind::{DeviceLocal, Kind};
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::{Access, ArrayStorage, Touched, Use, queue};
-use core::fmt;
 use core::marker::PhantomData;
 use core::time::Duration;
 use gpumem_pool::sys::fork;
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::{Block, MemoryKind, MemoryRange, StreamPoint, not_forked};
-use ndarray::{Array, ArrayBase, ArrayView, Data, Dimension, Ix1};
+use ndarray::{Array, ArrayView, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,7 +86,6 @@ impl Drop for PackSlot {
     }
 }
 
-/// An array without its type.
 struct PackPart<'a> {
     address: u64,
     /// `None` after an error, and once the array is uploaded.
@@ -94,7 +93,6 @@ struct PackPart<'a> {
     bytes: Cow<'a, [u8]>,
 }
 
-/// The memory of a part.
 enum PartMemory {
     /// Device memory that was allocated on the pack's stream. No other stream uses it before the upload, so its uses are not tracked.
     Block(Block),
@@ -182,7 +180,7 @@ impl Gpu {
         let mut pack = self.pack();
         let mut packed = Vec::with_capacity(slices.len());
         for slice in slices {
-            packed.push(pack.add_slice(self, slice)?);
+            packed.push(pack.add(self, *slice)?);
         }
         pack.upload()?;
         let mut arrays = Vec::with_capacity(packed.len());
@@ -194,38 +192,19 @@ impl Gpu {
 }
 
 impl<'a> Pack<'a> {
-    /// Allocates memory for an array, and adds its elements to the uploads. The order of a contiguous array is kept; other arrays are
-    /// gathered in row-major order.
+    /// Allocates memory for an array, view or slice, and adds its elements to the uploads. The order of a contiguous array is kept; other
+    /// arrays are gathered in row-major order.
     ///
     /// # Errors
     ///
     /// [`ArrayError::WrongDevice`] if `place` is on another device than the pack, [`ArrayError::TooManyElements`] if the shape exceeds
     /// the address space, [`ArrayError::Pool`] if the allocation fails or the stream captures.
-    pub fn add<T, D, K, P, S>(
+    pub fn add<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
         &mut self,
         place: &P,
-        array: &'a ArrayBase<S, D>,
-    ) -> Result<PackedArray<T, D, K>, ArrayError>
-    where
-        T: Element,
-        D: Dimension,
-        K: Kind,
-        P: Place<Kind = K> + ?Sized,
-        S: Data<Elem = T>,
-    {
-        self.add_view(place, array.view())
-    }
-
-    /// Like [`Pack::add`], for a view.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::TooManyElements`], [`ArrayError::Pool`]; see [`Pack::add`].
-    pub fn add_view<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
-        &mut self,
-        place: &P,
-        array: ArrayView<'a, T, D>,
+        array: impl Into<ArrayView<'a, T, D>>,
     ) -> Result<PackedArray<T, D, K>, ArrayError> {
+        let array = array.into();
         let dim = array.raw_dim();
         if let Some(elements) = array.to_slice() {
             return self.add_part(place, dim, ElementOrder::Row, || {
@@ -258,20 +237,6 @@ impl<'a> Pack<'a> {
             }
             _ => self.add_part(place, array.raw_dim(), ElementOrder::Row, || owned_bytes(&array.view())),
         }
-    }
-
-    /// Allocates memory for a slice, and adds its elements to the uploads.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::Pool`]; see [`Pack::add`].
-    pub fn add_slice<T: Element, K: Kind, P: Place<Kind = K> + ?Sized>(
-        &mut self,
-        place: &P,
-        elements: &'a [T],
-    ) -> Result<PackedArray<T, Ix1, K>, ArrayError> {
-        let dim = ndarray::Dim(elements.len());
-        self.add_part(place, dim, ElementOrder::Row, || Ok(Cow::Borrowed(bytemuck::cast_slice(elements))))
     }
 
     fn add_part<T: Element, D: Dimension, K: Kind, P: Place<Kind = K> + ?Sized>(
@@ -489,7 +454,6 @@ impl PackPart<'_> {
         })
     }
 
-    /// The write, if it is tracked.
     fn write(&self) -> Option<Use<'_>> {
         match &self.memory {
             Some(PartMemory::Other(storage)) => Some(Use::whole(storage, Access::Write)),
@@ -502,7 +466,6 @@ impl PackPart<'_> {
         self.bytes.len().next_multiple_of(ALIGNMENT) + ENTRY_BYTES.next_multiple_of(ALIGNMENT)
     }
 
-    /// Uploads the array separately.
     fn upload(&mut self, gpu: &Gpu) -> Result<(), ArrayError> {
         if let Some(PartMemory::Block(block)) = self.memory.take_if(|memory| memory.is_block()) {
             self.memory = Some(PartMemory::Other(Box::new(ArrayStorage::new(block, gpu)?)));
@@ -532,17 +495,9 @@ impl<T: Element, D: Dimension, K: Kind> PackedArray<T, D, K> {
     }
 }
 
-impl fmt::Debug for Pack<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pack").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Pack<'_>, it, len: it.len());
 
-impl<T, D: Dimension, K> fmt::Debug for PackedArray<T, D, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PackedArray").field("shape", &self.layout.shape()).finish_non_exhaustive()
-    }
-}
+debug_fields!([T, D: Dimension, K] PackedArray<T, D, K>, it, shape: it.layout.shape());
 
 /// The name of the operation in errors.
 const PACK: &str = "an upload of packed arrays";

@@ -70,7 +70,6 @@ impl<'a> HostSource<'a> {
         Self { bytes, conversion: None }
     }
 
-    /// The size on the device.
     fn size_bytes(self) -> usize {
         match self.conversion {
             Some(conversion) => conversion.target_bytes(self.bytes.len()),
@@ -91,7 +90,6 @@ impl<'a> HostSource<'a> {
         self.bytes.chunks(source_bytes).enumerate().map(chunk)
     }
 
-    /// Lets the driver copy; see [`upload_directly`].
     fn upload_directly(self, gpu: &Gpu, target: Use<'_>, to: u64) -> Result<(), ArrayError> {
         let Some(conversion) = self.conversion else { return upload_directly(gpu, target, to, self.bytes) };
         // Without buffers. The host needs no memory for all elements.
@@ -107,7 +105,6 @@ impl<'a> HostSource<'a> {
     }
 }
 
-/// Copies through the buffers.
 fn upload_staged(
     gpu: &Gpu,
     staging: &Staging,

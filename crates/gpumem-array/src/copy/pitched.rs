@@ -5,7 +5,6 @@ use core::ptr::null_mut;
 use gpumem_pool::sys::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemorytype, CUstream};
 use gpumem_pool::sys::{Driver, DriverError};
 
-/// One side of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CopySide {
     /// Memory of a pool, of any kind.

@@ -35,10 +35,10 @@ impl<T: Element + Display, D: Dimension> Display for GpuViewMut<'_, T, D> {
 /// Prints the elements like an `ndarray` array, followed by a description; downloads the printed elements.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
+/// use gpumem_array::ndarray::array;
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let x = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.5], [3.0, 4.0]])?;
 /// assert_eq!(x.to_string(), "[[1, 2.5],\n [3, 4]], type=f32, shape=[2, 2], strides=[2, 1], kind=device, device=0");
 /// let large = GpuArray::<u8, _>::zeros(&gpu, 1 << 30)?; // downloads ten elements
@@ -86,7 +86,6 @@ fn print_elements<T: Element + Display>(
     print_each(&mut next, view.raw_dim(), |array| array.fmt(f)).map(Ok)
 }
 
-/// Downloads the elements that `ndarray` prints.
 fn printed_elements<T: Element>(view: &GpuView<'_, T, IxDyn>) -> Result<ArrayD<T>, ArrayError> {
     let lens = printed_lens(view.shape());
     // Neighbours in memory come last, so that they are copied together. Axes that repeat elements are copied separately.
@@ -182,7 +181,6 @@ impl Display for NextElement<'_> {
     }
 }
 
-/// Drops text.
 struct Nowhere;
 
 impl Write for Nowhere {

@@ -50,7 +50,6 @@ struct Ends<'a> {
     source: Use<'a>,
 }
 
-/// Addresses and a size.
 struct StagedChunk {
     to: u64,
     from: u64,

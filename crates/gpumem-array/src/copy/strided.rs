@@ -68,7 +68,6 @@ fn in_bytes(strided: Strided) -> Strided {
     Strided { unit: 1, row, ..strided }
 }
 
-/// A grid and its blocks.
 type Shape = ([u32; 3], [u32; 3]);
 
 /// The threads of a block are laid out along a row, up to its length. In a long row, each thread moves four units. In short rows, with at

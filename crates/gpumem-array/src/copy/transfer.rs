@@ -9,16 +9,16 @@
 //! The whole copy is queued at once, so it is ordered like any operation: a download returns the values at the time of the call, regardless
 //! of later work. Streaming through small pinned blocks would stall the stream until the host has emptied them.
 
-use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray};
+use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray, readers};
 use crate::element::Element;
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
 use crate::kind::{DeviceLocal, HostAccess, Kind, Pinned};
 use crate::layout::{ElementOrder, Layout, same_shape};
-use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll};
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::{Completion, DeviceError};
 use ndarray::{Array, Dimension, Ix1, ShapeBuilder};
 use std::sync::Arc;
@@ -49,7 +49,6 @@ pub struct Download<B, E = ArrayError> {
 /// Returns the host memory of a download whose copy has this outcome.
 type Finish<B, E> = Box<dyn FnOnce(Result<(), DeviceError>) -> Result<B, E> + Send + Sync>;
 
-/// The array of an upload.
 type ArrayOf<S, K> = GpuArray<<S as UploadSource>::Elem, <S as UploadSource>::Dim, K>;
 
 /// The array that is being written, or the error if the copy was not queued.
@@ -86,7 +85,6 @@ mod sealed {
     pub(super) type Started<B> = Result<Finish<B, Rejected<Option<B>>>, Rejected<Option<B>>>;
 
     pub trait DownloadStart<T, D>: Sized + Send + Sync + 'static {
-        /// Queues the copy.
         fn start(self, source: &GpuView<'_, T, D>) -> Started<Self>;
     }
 }
@@ -131,52 +129,11 @@ impl<T: Element, D: Dimension + 'static, K: Kind> GpuArray<T, D, K> {
         let done = started.is_ok().then(|| place.gpu().stream().completion());
         Upload { parts: Some((started, source)), done }
     }
-
-    /// Starts to download the elements in row-major order; see [`GpuView::download`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let download = x.download(); // queued; the host continues
-    /// assert_eq!(download.wait()?, [1, 2, 3]); // or `.await`
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    pub fn download(&self) -> Download<Vec<T>> {
-        self.view().download()
-    }
-
-    /// Starts to download the elements in their shape; see [`GpuView::download_array`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::array;
-    ///
-    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
-    /// assert_eq!(x.download_array().wait()?, array![[1, 2, 3], [4, 5, 6]]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    pub fn download_array(&self) -> Download<Array<T, D>> {
-        self.view().download_array()
-    }
-
-    /// Starts to download the elements into `target`; see [`GpuView::download_into`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let host = x.download_into(Vec::with_capacity(3)).wait()?; // no allocation of host memory
-    /// assert_eq!(host, [1, 2, 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<Option<B>>> {
-        self.view().download_into(target)
-    }
 }
 
-impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
+readers! {
+    Element;
+
     /// Starts to download the elements in row-major order. The copy is queued on the stream of the view; no thread waits for it. The result
     /// has the elements at the time of this call: work that is queued later does not change them, and the array may be dropped.
     ///
@@ -203,10 +160,11 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     /// - [`ArrayError::HostFull`] if the host is out of memory.
     /// - [`ArrayError::Pool`] if an allocation or a driver call failed, if the context is lost, or if the stream captures.
     /// - [`ArrayError::Graph`] for the `Gpu` or the arrays of a capture.
-    pub fn download(&self) -> Download<Vec<T>> {
-        let gpu = self.gpu().clone();
-        Download::start(self, || {
-            let staged = staged(self, ElementOrder::Row)?;
+    pub fn download(view) -> Download<Vec<T>>
+    where (D: 'static) {
+        let gpu = view.gpu().clone();
+        Download::start(view, || {
+            let staged = staged(view, ElementOrder::Row)?;
             Ok(Box::new(move |outcome| {
                 check(&gpu, outcome)?;
                 let mut elements = Vec::new();
@@ -218,15 +176,26 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
 
     /// Starts to download the elements in their shape; see [`GpuView::download`].
     ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.download_array().wait()?, array![[1, 2, 3], [4, 5, 6]]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The download resolves with the errors of [`GpuView::download`]: [`ArrayError::InvalidElement`], [`ArrayError::HostFull`],
     /// [`ArrayError::Pool`], [`ArrayError::Graph`].
-    pub fn download_array(&self) -> Download<Array<T, D>> {
-        let order = self.layout().order().unwrap_or(ElementOrder::Row);
-        let gpu = self.gpu().clone();
-        Download::start(self, || {
-            let staged = staged(self, order)?;
+    pub fn download_array(view) -> Download<Array<T, D>>
+    where (D: 'static) {
+        let order = view.layout().order().unwrap_or(ElementOrder::Row);
+        let gpu = view.gpu().clone();
+        Download::start(view, || {
+            let staged = staged(view, order)?;
             Ok(Box::new(move |outcome| {
                 check(&gpu, outcome)?;
                 let shape = staged.raw_dim().set_f(order == ElementOrder::Column);
@@ -257,11 +226,12 @@ impl<T: Element, D: Dimension + 'static> GpuView<'_, T, D> {
     /// The download resolves with [`ArrayError::Shape`] if the shapes differ, and with the errors of [`GpuView::download`]:
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`], [`ArrayError::Graph`]. The error contains `target`,
     /// whose elements may be partly overwritten.
-    pub fn download_into<B: DownloadTarget<T, D>>(&self, target: B) -> Download<B, Rejected<Option<B>>> {
+    pub fn download_into[B: DownloadTarget<T, D>](view, target: B) -> Download<B, Rejected<Option<B>>>
+    where (D: 'static) {
         let over = || Rejected::new(ArrayError::TransferOver, None);
-        match self.gpu().check_runs(DOWNLOAD) {
-            Ok(()) => Download::of(self, target.start(self), over),
-            Err(error) => Download::of(self, Err(Rejected::new(error, Some(target))), over),
+        match view.gpu().check_runs(DOWNLOAD) {
+            Ok(()) => Download::of(view, target.start(view), over),
+            Err(error) => Download::of(view, Err(Rejected::new(error, Some(target))), over),
         }
     }
 }
@@ -311,7 +281,6 @@ fn staged<T: Element, D: Dimension>(
     UninitArray::with_order(&source.gpu().pinned(), source.raw_dim(), order)?.assign(source)
 }
 
-/// Replaces the elements of a vector.
 fn replace<T: Element>(target: &mut Vec<T>, elements: &[T]) -> Result<(), ArrayError> {
     target.clear();
     let full = |_| ArrayError::HostFull { size_bytes: size_of_val(elements) };
@@ -544,17 +513,9 @@ impl<T: Element, D: Dimension + 'static, K: HostAccess> sealed::DownloadStart<T,
     }
 }
 
-impl<S: UploadSource, K: Kind> fmt::Debug for Upload<S, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upload").field("done", &self.done).finish_non_exhaustive()
-    }
-}
+debug_fields!([S: UploadSource, K: Kind] Upload<S, K>, it, done: it.done);
 
-impl<B, E> fmt::Debug for Download<B, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Download").field("done", &self.done).finish_non_exhaustive()
-    }
-}
+debug_fields!([B, E] Download<B, E>, it, done: it.done);
 
 /// The names of the copies in errors.
 const UPLOAD: &str = "an asynchronous upload";

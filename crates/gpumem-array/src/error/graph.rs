@@ -6,6 +6,7 @@ use gpumem_pool::sys::text::debug_is_display;
 /// An operation during a capture, or a launch of a graph, was refused. Nothing was queued.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the text of a variant says what its fields are")]
 pub enum GraphError {
     /// An array that was made in a capture was used through a `Gpu` outside it.
     #[error(
@@ -24,10 +25,7 @@ pub enum GraphError {
         "{operation}: an operation in the closure of Gpu::capture uses another Gpu and would run at once; use the \
          closure's Gpu (`array.on(c)`), or do the operation before or after the capture"
     )]
-    OutsideCapture {
-        /// The operation.
-        operation: &'static str,
-    },
+    OutsideCapture { operation: &'static str },
     /// The `Gpu` of a capture was used after the capture had ended.
     #[error("the capture of this Gpu has ended; use another Gpu, and launch the graph")]
     CaptureEnded,
@@ -50,7 +48,6 @@ pub enum GraphError {
         element: &'static str,
         /// The shape of the array or view, in the closure of the capture.
         shape: Vec<usize>,
-        /// The address of the allocation.
         address: u64,
         /// The bytes that the graph uses, from the start of the allocation.
         range: Range<u64>,
@@ -73,9 +70,7 @@ pub enum GraphError {
     PartialArgument {
         /// The position of the argument, from 0.
         index: usize,
-        /// The bytes that the graph uses.
         expected: Range<u64>,
-        /// The bytes that the argument contains.
         found: Range<u64>,
     },
     /// A launch has a strided view, and the graph uses bytes between its elements, which do not belong to it.
@@ -87,7 +82,6 @@ pub enum GraphError {
     StridedArgument {
         /// The position of the argument, from 0.
         index: usize,
-        /// The bytes that the graph uses.
         expected: Range<u64>,
     },
     /// A launch has an array that the graph does not use.

@@ -8,10 +8,8 @@ use gpumem_pool::sys::text::debug_is_display;
 /// An operation that takes a value failed. The error contains the value, so nothing is lost. `?` converts it to its [`ArrayError`].
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
-///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
 /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
 /// let Err(rejected) = x.into_shape((2, 2)) else { panic!("three elements are not four") };
 /// println!("{rejected}");

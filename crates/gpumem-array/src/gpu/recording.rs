@@ -51,10 +51,8 @@ pub(crate) struct RecordedUse {
     pub(crate) view: ViewName,
 }
 
-/// A view, described for errors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ViewName {
-    /// The type of the elements.
     pub(crate) element: &'static str,
     pub(crate) shape: Vec<usize>,
 }
@@ -124,7 +122,6 @@ impl CaptureRecording {
         self.lock().is_closed = true;
     }
 
-    /// Takes the recorded uses and kernels.
     pub(crate) fn take(&self) -> (Vec<RecordedUse>, Vec<Function>) {
         let mut state = self.lock();
         (core::mem::take(&mut state.uses), core::mem::take(&mut state.functions))

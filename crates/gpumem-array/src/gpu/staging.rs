@@ -17,7 +17,6 @@ use super::pools::GpuPools;
 use super::recording::Access;
 use super::transfers::TransferCounters;
 use crate::error::ArrayError;
-use core::fmt;
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use core::time::Duration;
@@ -37,10 +36,10 @@ pub(crate) use workers::{Burst, Conversion, Copying, HostCopy, PIECE_BYTES, Stor
 /// How large copies from and to pageable memory are staged; see [`Gpu::set_staging`](crate::Gpu::set_staging).
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, StagingOptions, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
+/// use gpumem_array::StagingOptions;
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// gpu.set_staging(StagingOptions::new().threads(2).buffers(4));
 /// let host = vec![1.5_f32; 4 << 20];
 /// assert_eq!(GpuArray::from_slice(&gpu, &host)?.to_vec()?, host);
@@ -143,7 +142,6 @@ pub(crate) struct Staging {
     counters: Arc<TransferCounters>,
 }
 
-/// The buffers.
 struct BufferRing {
     state: Mutex<RingState>,
     /// Notified when a buffer is returned.
@@ -157,7 +155,6 @@ struct BufferRing {
 struct RingState {
     /// Buffers that no copy has. The device may still use them.
     idle: Vec<PinnedBuffer>,
-    /// The number of all buffers.
     count: usize,
     /// The number of buffers that the pool did not refuse.
     count_max: Option<usize>,
@@ -171,12 +168,10 @@ struct RingState {
     release_count: u64,
     /// The thread that frees idle buffers. It ends when there are no buffers, and is joined later.
     watcher: Option<JoinHandle<()>>,
-    /// True while that thread watches.
     is_watched: bool,
     is_ending: bool,
 }
 
-/// Pinned memory.
 struct PinnedBuffer {
     block: Block,
     /// Behind the last use by the device.
@@ -468,7 +463,6 @@ impl PinnedBuffer {
 }
 
 impl Lent<'_> {
-    /// The address for the device.
     pub(crate) fn address(&self) -> u64 {
         self.buffer.block.address()
     }
@@ -534,12 +528,6 @@ impl Drop for RingPlace<'_> {
     fn drop(&mut self) {
         self.0.lock().count -= 1;
         self.0.returned.notify_one();
-    }
-}
-
-impl fmt::Debug for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Staging").field("options", &self.options).finish_non_exhaustive()
     }
 }
 

@@ -25,18 +25,6 @@ pub struct Transfers {
     /// The part of [`Transfers::time`] in which the calling threads copied between pageable and pinned memory, or waited for other threads
     /// to do so: the host was slower than the link.
     pub host_wait: Duration,
-    /// The rate of the link; `None` before [`Gpu::measure_link`](crate::Gpu::measure_link).
-    pub link: Option<LinkRate>,
-}
-
-/// The rate of copies from and to pinned memory, as [`Gpu::measure_link`](crate::Gpu::measure_link) measured it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LinkRate {
-    /// To the device.
-    pub up_bytes_per_second: u64,
-    /// From the device.
-    pub down_bytes_per_second: u64,
 }
 
 impl Transfers {
@@ -47,26 +35,6 @@ impl Transfers {
         let rate = (self.uploaded_bytes + self.downloaded_bytes) as f64 / self.time.as_secs_f64() / 1e9;
         Some(rate).filter(|rate| rate.is_finite())
     }
-
-    /// The link's time for the bytes of the staged copies, divided by [`Transfers::time`]: 1 is the full rate of the link. `None` before
-    /// the first copy, and before [`Gpu::measure_link`].
-    #[must_use]
-    pub fn link_share(&self) -> Option<f64> {
-        let link = self.link?;
-        let share = link.time(self.uploaded_bytes, self.downloaded_bytes).div_duration_f64(self.time);
-        Some(share).filter(|share| share.is_finite())
-    }
-}
-
-impl LinkRate {
-    /// The time that the link needs for bytes to the device and from the device, one after the other.
-    #[must_use]
-    pub fn time(&self, up_bytes: u64, down_bytes: u64) -> Duration {
-        let seconds = |bytes: u64, rate: u64| bytes as f64 / rate.max(1) as f64;
-        let both =
-            seconds(up_bytes, self.up_bytes_per_second) + seconds(down_bytes, self.down_bytes_per_second);
-        Duration::try_from_secs_f64(both).unwrap_or(Duration::MAX)
-    }
 }
 
 impl fmt::Display for Transfers {
@@ -75,24 +43,12 @@ impl fmt::Display for Transfers {
         let (up, down, direct) =
             (mib(self.uploaded_bytes), mib(self.downloaded_bytes), mib(self.direct_bytes));
         writeln!(f, "Transfers: {up:.1} MiB up, {down:.1} MiB down, {direct:.1} MiB by the driver")?;
-        write!(f, "Transfer rate: {:.1} GB/s", self.gigabytes_per_second().unwrap_or(0.0))?;
-        match (self.link, self.link_share()) {
-            (Some(link), Some(share)) => writeln!(f, ", {:.0} % of the link ({link})", 100.0 * share)?,
-            (Some(link), None) => writeln!(f, " (link: {link})")?,
-            (None, _) => writeln!(f, " (link: not measured)")?,
-        }
+        writeln!(f, "Transfer rate: {:.1} GB/s", self.gigabytes_per_second().unwrap_or(0.0))?;
         let Self { time, device_wait, host_wait, .. } = self;
         write!(
             f,
             "Transfer time: {time:.1?}, of which {device_wait:.1?} waiting for the device, {host_wait:.1?} copying on the host"
         )
-    }
-}
-
-impl fmt::Display for LinkRate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [up, down] = [self.up_bytes_per_second, self.down_bytes_per_second].map(|rate| rate as f64 / 1e9);
-        write!(f, "{up:.1} GB/s up, {down:.1} GB/s down")
     }
 }
 
@@ -120,7 +76,6 @@ impl fmt::Display for GpuStatus {
     }
 }
 
-/// The counters behind [`Transfers`].
 #[derive(Default)]
 pub(crate) struct TransferCounters {
     uploaded_bytes: AtomicU64,
@@ -129,9 +84,6 @@ pub(crate) struct TransferCounters {
     nanoseconds: AtomicU64,
     device_wait_nanoseconds: AtomicU64,
     host_wait_nanoseconds: AtomicU64,
-    /// 0 until they are measured.
-    link_up: AtomicU64,
-    link_down: AtomicU64,
 }
 
 impl TransferCounters {
@@ -159,15 +111,8 @@ impl TransferCounters {
         self.host_wait_nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn set_link(&self, link: LinkRate) {
-        self.link_up.store(link.up_bytes_per_second, Ordering::Relaxed);
-        self.link_down.store(link.down_bytes_per_second, Ordering::Relaxed);
-    }
-
     pub(super) fn read(&self) -> Transfers {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (up_bytes_per_second, down_bytes_per_second) = (load(&self.link_up), load(&self.link_down));
-        let is_measured = up_bytes_per_second > 0 && down_bytes_per_second > 0;
         Transfers {
             uploaded_bytes: load(&self.uploaded_bytes),
             downloaded_bytes: load(&self.downloaded_bytes),
@@ -175,7 +120,6 @@ impl TransferCounters {
             time: Duration::from_nanos(load(&self.nanoseconds)),
             device_wait: Duration::from_nanos(load(&self.device_wait_nanoseconds)),
             host_wait: Duration::from_nanos(load(&self.host_wait_nanoseconds)),
-            link: is_measured.then_some(LinkRate { up_bytes_per_second, down_bytes_per_second }),
         }
     }
 }

@@ -8,8 +8,8 @@ use crate::gpu::recording::{Access, RecordedUse, ViewName};
 use crate::graph::{GpuGraph, Number, Out, write};
 use crate::layout::{ByteSpan, Gaps};
 use crate::storage::{Use, prefetch, queue_launch};
-use core::fmt;
 use core::ops::Range;
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::{CaptureError, DeviceError, PoolError};
 use ndarray::Dimension;
 
@@ -211,17 +211,6 @@ fn misfit(recorded: &RecordedUse, arguments: &[Argument<'_>]) -> GraphError {
 impl Launched<'_> {
     /// A result of this launch, as a view on the stream of the launch. Reading it waits for the launch, on the device.
     ///
-    /// ```compile_fail,E0505
-    /// # use gpumem_array::{ArrayError, Gpu, GpuGraph, Out, ndarray::Ix1};
-    /// fn keep(gpu: &Gpu, mut graph: GpuGraph, out: &Out<f32, Ix1>) -> Result<(), ArrayError> {
-    ///     let done = graph.launch(gpu).run()?;
-    ///     let view = done.get(out)?;
-    ///     drop(graph);
-    ///     view.to_vec()?;
-    ///     Ok(())
-    /// }
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`ArrayError::Graph`] if the token belongs to another graph.
@@ -232,17 +221,6 @@ impl Launched<'_> {
     }
 }
 
-impl fmt::Debug for GraphLaunch<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphLaunch")
-            .field("graph", &self.graph)
-            .field("arguments", &self.arguments.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(GraphLaunch<'_, '_>, it, graph: it.graph, arguments: it.arguments.len());
 
-impl fmt::Debug for Launched<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Launched").field("graph", &self.graph).finish_non_exhaustive()
-    }
-}
+debug_fields!(Launched<'_>, it, graph: it.graph);

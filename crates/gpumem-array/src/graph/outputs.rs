@@ -6,9 +6,9 @@ use crate::error::{ArrayError, GraphError};
 use crate::kind::Kind;
 use crate::layout::Layout;
 use crate::storage::ArrayStorage;
-use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
+use gpumem_pool::sys::text::debug_fields;
 use ndarray::{Dimension, Ix0};
 
 /// A result of a graph; [`Launched::get`](crate::Launched::get) gives its values.
@@ -110,11 +110,7 @@ impl<T: Element> Outputs for GraphScalar<T> {
     }
 }
 
-impl<T> fmt::Debug for Number<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Number").field("element", &core::any::type_name::<T>()).finish_non_exhaustive()
-    }
-}
+debug_fields!([T] Number<T>, it, element: core::any::type_name::<T>());
 
 impl<R: Outputs> Outputs for Vec<R> {
     type Tokens = Vec<R::Tokens>;
@@ -165,11 +161,4 @@ impl<T, D: Clone> Clone for Out<T, D> {
     }
 }
 
-impl<T, D: Dimension> fmt::Debug for Out<T, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Out")
-            .field("element", &core::any::type_name::<T>())
-            .field("shape", &self.layout.shape())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([T, D: Dimension] Out<T, D>, it, element: core::any::type_name::<T>(), shape: it.layout.shape());

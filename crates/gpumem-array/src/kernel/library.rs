@@ -12,12 +12,10 @@ use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Device, not_forked};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// This crate's kernels on one device.
 pub(crate) struct Library {
     device: Device,
     /// By the [`index`] of their places.
     functions: [OnceLock<Function>; KERNEL_COUNT],
-    /// The loaded texts.
     modules: Mutex<Vec<(&'static str, Module)>>,
 }
 

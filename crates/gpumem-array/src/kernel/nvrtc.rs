@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A compiled text.
 pub(crate) struct Program {
     pub(crate) ptx: String,
     /// For exactly the architecture of the device, if the compiler supports it.
@@ -146,7 +145,6 @@ fn supported() -> Vec<u32> {
     }
 }
 
-/// A program of the library.
 struct NvrtcProgram(nvrtcProgram);
 
 impl NvrtcProgram {

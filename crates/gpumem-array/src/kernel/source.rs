@@ -106,6 +106,11 @@ impl<'a> KernelSource<'a> {
         self.text
     }
 
+    /// True for PTX without declared kernels.
+    pub(crate) fn is_undeclared_ptx(&self) -> bool {
+        self.language == Language::Ptx && self.declared.is_empty()
+    }
+
     pub(crate) fn language(&self) -> Language {
         self.language
     }
@@ -338,7 +343,6 @@ macro_rules! kernels {
     };
 }
 
-/// Adds the twins to a source.
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 #[macro_export]
@@ -355,7 +359,6 @@ macro_rules! __with_twins {
     };
 }
 
-/// Leaves the twins out.
 #[cfg(not(feature = "sim"))]
 #[doc(hidden)]
 #[macro_export]

@@ -16,16 +16,16 @@ pub(crate) struct LayoutPlan {
     /// The offset of that element in the source.
     pub(crate) from: isize,
     pub(crate) form: Form,
-    /// The base addresses of both sides.
     bases: [u64; 2],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// There are no elements.
     Nothing,
     /// One contiguous run on both sides.
-    Run { size_bytes: usize },
+    Run {
+        size_bytes: usize,
+    },
     /// Runs at fixed pitches.
     Pitched(Pitched),
     /// Any steps.

@@ -3,7 +3,7 @@
 //! Results belong to the `Gpu` of the left operand. Operands are broadcast. An operand with a single element is not copied, so a sum can be
 //! used without a download.
 
-use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut};
+use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut, readers, writers};
 use crate::copy::copy;
 use crate::element::{Element, Numeric, NumericType};
 use crate::error::ArrayError;
@@ -46,56 +46,13 @@ pub(crate) const DIV: Operation = Operation {
 
 macro_rules! methods {
     ($($operation:ident $symbol:literal: $try:ident $assign:ident, $result:literal;)*) => {
-        impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
-            $(
-                #[doc = concat!("`self ", $symbol, " other`, element by element. Either operand is broadcast: missing axes")]
-                /// are added at the front of `other`, axes of length 1 are repeated, and one element is repeated for any shape. Operands
-                /// that are not contiguous in the order of the result are copied first.
-                ///
-                /// # Errors
-                ///
-                /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape with the axes of `self`.
-                /// - [`ArrayError::NoPeerAccess`] if an operand is on another device than the operation, without a link to it.
-                /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
-                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
-                    apply($operation, self, &other)
-                }
-            )*
-        }
+        readers! {
+            Numeric;
 
-        impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
             $(
-                #[doc = concat!("`self ", $symbol, " other`, as a new array; see [`GpuView::", stringify!($try), "`].")]
-                ///
-                /// # Errors
-                ///
-                /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
-                pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
-                    self.view().$try(other)
-                }
-
-                #[doc = concat!("`self ", $symbol, "= other`, element by element. `other` is broadcast to the shape of `self`.")]
-                /// Operands that are not contiguous in the same order are copied first.
-                ///
-                /// # Errors
-                ///
-                /// - [`ArrayError::Shape`] if `other` cannot be broadcast to the shape of `self`.
-                /// - [`ArrayError::NoPeerAccess`] if an operand is on another device than the operation, without a link to it.
-                /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
-                /// - [`ArrayError::Pool`] if a driver call fails.
-                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
-                    apply_in_place($operation, self, &other)
-                }
-            )*
-        }
-
-        impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
-            $(
-                #[doc = concat!("`self ", $symbol, " other`; see [`GpuView::", stringify!($try), "`]. The result is in device memory.")]
+                #[doc = concat!("`self ", $symbol, " other`, element by element, in device memory. Either operand is broadcast: missing")]
+                /// axes are added at the front of `other`, axes of length 1 are repeated, and one element is repeated for any shape.
+                /// Operands that are not contiguous in the order of the result are copied first.
                 ///
                 /// ```
                 /// # use gpumem_array::GpuArray;
@@ -108,13 +65,23 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
-                pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
-                    self.view().$try(other)
+                /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape with the axes of `self`.
+                /// - [`ArrayError::NoPeerAccess`] if an operand is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+                pub fn $try[B: Operand<T>](view, other: B) -> Result<GpuArray<T, D>, ArrayError> {
+                    apply($operation, view, &other)
                 }
+            )*
+        }
 
-                #[doc = concat!("`self ", $symbol, "= other`; see [`GpuViewMut::", stringify!($assign), "`].")]
+        writers! {
+            Numeric;
+
+            $(
+                #[doc = concat!("`self ", $symbol, "= other`, element by element. `other` is broadcast to the shape of `self`.")]
+                /// Operands that are not contiguous in the same order are copied first.
                 ///
                 /// ```
                 /// # use gpumem_array::GpuArray;
@@ -128,10 +95,9 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuViewMut::", stringify!($assign), "`].")]
+                #[doc = concat!("As [`GpuView::", stringify!($try), "`]; the shape of `self` does not change.")]
                 pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
-                    self.view_mut().$assign(other)
+                    apply_in_place($operation, &mut self.view_mut(), &other)
                 }
             )*
         }
@@ -147,25 +113,11 @@ methods! {
 
 macro_rules! reversed {
     ($($operation:ident $symbol:literal: $try:ident, $result:literal;)*) => {
-        impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
+        readers! {
+            Numeric;
+
             $(
                 #[doc = concat!("`value ", $symbol, " self`, element by element: the operation with the number on the left.")]
-                ///
-                /// # Errors
-                ///
-                /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
-                /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
-                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $try(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    scalar($operation, ScalarSide::Left, self, value)
-                }
-            )*
-        }
-
-        impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
-            $(
-                #[doc = concat!("`value ", $symbol, " self`; see [`GpuView::", stringify!($try), "`].")]
                 ///
                 /// ```
                 /// # use gpumem_array::GpuArray;
@@ -177,10 +129,12 @@ macro_rules! reversed {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
-                pub fn $try(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    self.view().$try(value)
+                /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+                pub fn $try(view, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    scalar($operation, ScalarSide::Left, view, value)
                 }
             )*
         }

@@ -1,7 +1,7 @@
 //! Conversion to another floating-point type, where it takes the least time: on the device, whose memory is faster than any link, unless a
 //! conversion on the host saves bytes on the link.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray, readers};
+use crate::array::{GpuArray, UninitArray, readers};
 use crate::copy::{converted, upload_cast};
 use crate::element::{Cast, Element};
 use crate::error::ArrayError;
@@ -14,7 +14,9 @@ use crate::ops::blocks;
 use core::any::TypeId;
 use ndarray::{Array, ArrayBase, Data, Dimension};
 
-impl<T: Element, D: Dimension> GpuView<'_, T, D> {
+readers! {
+    Element;
+
     /// Converts the elements to another floating-point type, on the device. The result is in device memory, in the order of the view if that is
     /// contiguous, otherwise in row-major order.
     ///
@@ -33,11 +35,9 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     /// - [`ArrayError::WrongDevice`] if it is used through another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn cast<U: Element>(&self) -> Result<GpuArray<U, D>, ArrayError>
-    where
-        T: Cast<U>,
-    {
-        self.cast_to(self.gpu())
+    pub fn cast[U: Element](view) -> Result<GpuArray<U, D>, ArrayError>
+    where (T: Cast<U>) {
+        view.cast_to(view.gpu())
     }
 
     /// Like [`GpuView::cast`], with the result at another place: in memory of another kind, or on another device. Between devices, the
@@ -47,7 +47,7 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     /// # use gpumem_array::GpuArray;
     /// # let gpu = gpumem_array::example_gpu()?;
     /// let x = GpuArray::from_slice(&gpu, &[0.5_f64, 1.5])?;
-    /// let host = x.view().cast_to::<f32, _>(&gpu.pinned())?; // half of the bytes cross the bus
+    /// let host = x.cast_to::<f32, _>(&gpu.pinned())?; // half of the bytes cross the bus
     /// assert_eq!(host[1], 1.5_f32);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
@@ -56,26 +56,21 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::cast`] and [`GpuView::copy_to`].
-    pub fn cast_to<U: Element, P: Place + ?Sized>(
-        &self,
-        place: &P,
-    ) -> Result<GpuArray<U, D, P::Kind>, ArrayError>
-    where
-        T: Cast<U>,
-    {
+    pub fn cast_to[U: Element, P: Place + ?Sized](view, place: &P) -> Result<GpuArray<U, D, P::Kind>, ArrayError>
+    where (T: Cast<U>) {
         let gpu = place.gpu();
-        if self.storage().device() != gpu.device() {
+        if view.storage().device() != gpu.device() {
             return if size_of::<T>() > size_of::<U>() {
-                self.on(self.home()).cast()?.copy_to(place)
+                view.on(view.home()).cast()?.copy_to(place)
             } else {
-                self.copy_to(gpu)?.view().cast_to(place)
+                view.copy_to(gpu)?.view().cast_to(place)
             };
         }
-        let Some(order) = self.layout().order() else {
-            return self.on(gpu).to_order(ElementOrder::Row)?.view().cast_to(place);
+        let Some(order) = view.layout().order() else {
+            return view.on(gpu).to_order(ElementOrder::Row)?.view().cast_to(place);
         };
-        let view = self.on(gpu);
-        let result = UninitArray::with_order(place, self.raw_dim(), order)?.into_unwritten();
+        let view = view.on(gpu);
+        let result = UninitArray::with_order(place, view.raw_dim(), order)?.into_unwritten();
         if result.is_empty() {
             return Ok(result);
         }
@@ -94,7 +89,7 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     /// use gpumem_array::ndarray::array;
     ///
     /// let x = GpuArray::from_slice(&gpu, &[0.5_f32, 1.5])?;
-    /// assert_eq!(x.view().to_array_cast::<f64>()?, array![0.5_f64, 1.5]);
+    /// assert_eq!(x.to_array_cast::<f64>()?, array![0.5_f64, 1.5]);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     ///
@@ -102,40 +97,13 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_array`] and [`GpuView::cast`].
-    pub fn to_array_cast<U: Element>(&self) -> Result<Array<U, D>, ArrayError>
-    where
-        T: Cast<U>,
-    {
+    pub fn to_array_cast[U: Element](view) -> Result<Array<U, D>, ArrayError>
+    where (T: Cast<U>) {
         if size_of::<T>() > size_of::<U>() {
-            self.on(self.home()).cast()?.to_array()
+            view.on(view.home()).cast()?.to_array()
         } else {
-            converted(&self.to_array()?, T::cast)
+            converted(&view.to_array()?, T::cast)
         }
-    }
-}
-
-readers! {
-    Element;
-
-    /// Converts the elements to another floating-point type, on the device; see [`GpuView::cast`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[0.5_f64, 1.5])?;
-    /// assert_eq!(x.cast::<f32>()?.to_vec()?, [0.5_f32, 1.5]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::cast`].
-    pub fn cast<U: Element>(&self) -> Result<GpuArray<U, D>, ArrayError>
-    where
-        T: Cast<U>,
-    {
-        self.view().cast()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Constructors: ones, evenly spaced numbers, the identity, and elements computed by a function.
+//! Constructors: ones, the identity, and elements computed by a function.
 
 use crate::array::{GpuArray, UninitArray};
 use crate::element::{Element, Numeric};
@@ -6,7 +6,7 @@ use crate::error::ArrayError;
 use crate::gpu::Place;
 use crate::kind::Kind;
 use crate::layout::ElementOrder;
-use ndarray::{Array, Array1, Dimension, IntoDimension, Ix1, Ix2, NdFloat, s};
+use ndarray::{Array, Dimension, IntoDimension, Ix2, s};
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array from a function of the indices. The elements are computed on the host and uploaded.
@@ -56,59 +56,6 @@ impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
         S: IntoDimension<Dim = D>,
     {
         Self::from_elem(place, shape, T::ONE)
-    }
-}
-
-impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
-    /// Evenly spaced values in `[start, end)`, `step` apart, computed on the host and uploaded. The array is empty if `end` is not in the
-    /// direction of `step`, or if `step` is zero or NaN.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// assert_eq!(GpuArray::arange(&gpu, 0.0_f32, 1.0, 0.25)?.to_vec()?, [0.0, 0.25, 0.5, 0.75]);
-    /// assert_eq!(GpuArray::arange(&gpu, 5, -1, -2)?.to_vec()?, [5, 3, 1]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::TooManyElements`] if the numbers exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails, or if the stream captures.
-    pub fn arange<P: Place<Kind = K> + ?Sized>(
-        place: &P,
-        start: T,
-        end: T,
-        step: T,
-    ) -> Result<Self, ArrayError> {
-        let len = T::steps(start, end, step);
-        Self::from_fn(place, len, |index| T::nth(start, step, index))
-    }
-
-    /// `len` evenly spaced values in `[start, end]`, computed on the host and uploaded.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// assert_eq!(GpuArray::linspace(&gpu, 0.0_f32, 1.0, 5)?.to_vec()?, [0.0, 0.25, 0.5, 0.75, 1.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::TooManyElements`] if the numbers exceed the address space; [`ArrayError::Pool`] if the allocation or a driver call
-    /// fails, or if the stream captures.
-    pub fn linspace<P: Place<Kind = K> + ?Sized>(
-        place: &P,
-        start: T,
-        end: T,
-        len: usize,
-    ) -> Result<Self, ArrayError>
-    where
-        T: NdFloat,
-    {
-        let target = UninitArray::with_order(place, Ix1(len), ElementOrder::Row)?;
-        target.copy_from_slice(&Array1::linspace(start, end, len).into_raw_vec_and_offset().0)
     }
 }
 

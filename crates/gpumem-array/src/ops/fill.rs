@@ -2,7 +2,7 @@
 //!
 //! The driver's memset handles values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. Kernels handle the rest.
 
-use crate::array::{GpuArray, GpuViewMut, UninitArray};
+use crate::array::{GpuArray, GpuViewMut, UninitArray, writers};
 use crate::copy::{self, strided};
 use crate::element::Element;
 use crate::error::ArrayError;
@@ -63,25 +63,6 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     {
         Self::uninit(place, shape)?.fill(value)
     }
-
-    /// Sets every element to `value`; see [`GpuViewMut::fill`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let mut x = GpuArray::<f32, _>::zeros(&gpu, 3)?;
-    /// x.fill(1.5)?;
-    /// assert_eq!(x.to_vec()?, [1.5; 3]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the
-    /// simulator without the feature `sim`.
-    pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
-        self.view_mut().fill(value)
-    }
 }
 
 impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
@@ -106,7 +87,9 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     }
 }
 
-impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
+writers! {
+    Element;
+
     /// Sets every element to `value`.
     ///
     /// Elements of up to 1024 bytes are set on the device. A larger element is uploaded once and copied on the device.
@@ -130,15 +113,18 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
     ///   elements that are neither contiguous nor rows of at least 64 bytes at one pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
+        let mut target = self.view_mut();
         // An element in the program's host memory may have any address that its type allows.
         let is_aligned =
-            |pattern: &FillPattern| self.storage().address().is_multiple_of(pattern.width as u64);
+            |pattern: &FillPattern| target.storage().address().is_multiple_of(pattern.width as u64);
         match FillPattern::of(&value).filter(is_aligned) {
-            Some(pattern) => self.set(pattern),
-            None => self.repeat(value),
+            Some(pattern) => target.set(pattern),
+            None => target.repeat(value),
         }
     }
+}
 
+impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets all elements to a value whose size differs from that of a store.
     fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
         let gpu = self.gpu();

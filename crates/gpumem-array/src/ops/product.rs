@@ -3,67 +3,24 @@
 //! Some kernels sum along contiguous rows, others along columns. If there are too few blocks to fill a device, the sums are split
 //! into parts, which a second launch adds.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
+use crate::array::{GpuArray, GpuView, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
-use crate::kind::Kind;
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout};
 use crate::ops::reduce::reduce;
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
-impl<T: Numeric> GpuView<'_, T, Ix2> {
+readers! {
+    Numeric, Ix2;
+
     /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy. Non-contiguous
     /// operands are copied first.
     ///
     /// Floats are summed in an order that depends only on the shape; integers wrap.
-    ///
-    /// # Errors
-    ///
-    /// - [`ArrayError::Shape`] if the length of the vector is not the number of columns.
-    /// - [`ArrayError::NoPeerAccess`] if `vector` is on another device than the operation, without a link to it.
-    /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
-    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
-        let vector = vector.as_view();
-        let (row_count, column_count) = self.raw_dim().into_pattern();
-        if vector.len() != column_count {
-            return Err(ArrayError::Shape {
-                operation: "dot",
-                left: self.shape().to_vec(),
-                right: vector.shape().to_vec(),
-                expected: "the length of the vector must equal the number of columns",
-            });
-        }
-        let gpu = self.gpu();
-        self.storage().share(gpu, "dot")?;
-        let vector = operand(&vector, gpu, ElementOrder::Row, "dot")?;
-        if row_count == 0 || column_count == 0 {
-            return GpuArray::zeros(gpu, row_count);
-        }
-        let vector = vector.view();
-        match Path::of(self.layout()) {
-            None => self.to_order(ElementOrder::Row)?.view().dot(&vector),
-            Some(Path::One) => {
-                let row = self.reshape(column_count)?;
-                Ok(reduce(gpu, &[&row, &vector], "dot")?.into_shape(1)?)
-            }
-            Some(Path::Rows { row_step }) => along_rows(self, row_step, &vector, [row_count, column_count]),
-            Some(Path::Columns { row_step }) => {
-                along_columns(self, row_step, &vector, [column_count, row_count])
-            }
-        }
-    }
-}
-
-readers! {
-    Numeric, Ix2;
-
-    /// Multiplies the matrix by a vector; see [`GpuView::dot`].
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -79,10 +36,40 @@ readers! {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
-    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
-        self.view().dot(vector)
+    /// - [`ArrayError::Shape`] if the length of the vector is not the number of columns.
+    /// - [`ArrayError::NoPeerAccess`] if `vector` is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn dot[B: Vector<Elem = T>](view, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        let vector = vector.as_view();
+        let (row_count, column_count) = view.raw_dim().into_pattern();
+        if vector.len() != column_count {
+            return Err(ArrayError::Shape {
+                operation: "dot",
+                left: view.shape().to_vec(),
+                right: vector.shape().to_vec(),
+                expected: "the length of the vector must equal the number of columns",
+            });
+        }
+        let gpu = view.gpu();
+        view.storage().share(gpu, "dot")?;
+        let vector = operand(&vector, gpu, ElementOrder::Row, "dot")?;
+        if row_count == 0 || column_count == 0 {
+            return GpuArray::zeros(gpu, row_count);
+        }
+        let vector = vector.view();
+        match Path::of(view.layout()) {
+            None => view.to_order(ElementOrder::Row)?.view().dot(&vector),
+            Some(Path::One) => {
+                let row = view.reshape(column_count)?;
+                Ok(reduce(gpu, &[&row, &vector], "dot")?.into_shape(1)?)
+            }
+            Some(Path::Rows { row_step }) => along_rows(view, row_step, &vector, [row_count, column_count]),
+            Some(Path::Columns { row_step }) => {
+                along_columns(view, row_step, &vector, [column_count, row_count])
+            }
+        }
     }
 }
 

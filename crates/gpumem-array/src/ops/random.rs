@@ -18,10 +18,10 @@ use ndarray::{Dimension, IntoDimension};
 /// A graph repeats the numbers of its capture at each launch.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, Rng, pool::{Device, Pool}};
-/// use gpumem_sim::SimConfig;
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
+/// use gpumem_array::Rng;
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let mut rng = Rng::new(42);
 /// let weights = GpuArray::<f32, _>::random_normal(&gpu, (100, 10), &mut rng)?;
 /// let noise = GpuArray::<f64, _>::random(&gpu, 1000, &mut rng)?;

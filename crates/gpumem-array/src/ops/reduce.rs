@@ -2,18 +2,19 @@
 //!
 //! The result stays on the device, as an array without axes.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut, Vector, readers};
+use crate::array::{GpuArray, GpuView, Vector, readers};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
-use crate::kind::Kind;
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout, same_shape};
 use crate::ops::operand;
 use ndarray::{Dimension, Ix0, Ix1};
 
-impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
+readers! {
+    Numeric;
+
     /// Sums all elements, on the device. An empty sum is zero; integers wrap. Non-contiguous elements are copied first.
     ///
     /// ```
@@ -23,6 +24,8 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
     ///
     /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
     /// assert_eq!(x.slice(s![.., 1..])?.sum()?.into_scalar()?, 16);
+    /// let mean = x.sum()? / 6; // stays on the device
+    /// assert_eq!(mean.into_scalar()?, 3);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     ///
@@ -32,69 +35,23 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
     /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
-        if self.layout().order().is_none() {
-            return self.to_order(ElementOrder::Row)?.view().sum();
+    pub fn sum(view) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        if view.layout().order().is_none() {
+            return view.to_order(ElementOrder::Row)?.view().sum();
         }
-        let gpu = self.gpu();
-        self.storage().share(gpu, "sum")?;
-        if self.is_empty() {
+        let gpu = view.gpu();
+        view.storage().share(gpu, "sum")?;
+        if view.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        reduce(gpu, &[self], "sum")
-    }
-}
-
-readers! {
-    Numeric;
-
-    /// Sums all elements, on the device; see [`GpuView::sum`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0])?;
-    /// let mean = x.sum()? / 3.0; // stays on the device
-    /// assert_eq!(mean.into_scalar()?, 2.0);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Pool`] if the allocation or a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator
-    /// without the feature `sim`.
-    pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
-        self.view().sum()
-    }
-}
-
-impl<T: Numeric> GpuView<'_, T, Ix1> {
-    /// Computes the dot product of two vectors, on the device.
-    ///
-    /// # Errors
-    ///
-    /// - [`ArrayError::Shape`] if the lengths differ.
-    /// - [`ArrayError::NoPeerAccess`] if `other` is on another device than the operation, without a link to it.
-    /// - [`ArrayError::WrongDevice`] if `other` belongs to another driver.
-    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn dot<B: Vector<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
-        let other = other.as_view();
-        same_shape("dot", self.layout(), other.layout())?;
-        let gpu = self.gpu();
-        let (left, right) =
-            (operand(self, gpu, ElementOrder::Row, "dot")?, operand(&other, gpu, ElementOrder::Row, "dot")?);
-        if self.is_empty() {
-            return GpuArray::zeros(gpu, ());
-        }
-        reduce(gpu, &[&left.view(), &right.view()], "dot")
+        reduce(gpu, &[view], "sum")
     }
 }
 
 readers! {
     Numeric, Ix1;
 
-    /// Computes the dot product of two vectors, on the device; see [`GpuView::dot`].
+    /// Computes the dot product of two vectors, on the device.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -107,9 +64,21 @@ readers! {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
-    pub fn dot<B: Vector<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
-        self.view().dot(other)
+    /// - [`ArrayError::Shape`] if the lengths differ.
+    /// - [`ArrayError::NoPeerAccess`] if `other` is on another device than the operation, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if `other` belongs to another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    pub fn dot[B: Vector<Elem = T>](view, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        let other = other.as_view();
+        same_shape("dot", view.layout(), other.layout())?;
+        let gpu = view.gpu();
+        let (left, right) =
+            (operand(view, gpu, ElementOrder::Row, "dot")?, operand(&other, gpu, ElementOrder::Row, "dot")?);
+        if view.is_empty() {
+            return GpuArray::zeros(gpu, ());
+        }
+        reduce(gpu, &[&left.view(), &right.view()], "dot")
     }
 }
 

@@ -1,16 +1,17 @@
 //! Elements by their indices on an axis.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut, readers};
+use crate::array::{GpuArray, readers};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::kernel::table::{Kernel, Unit};
-use crate::kind::Kind;
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout};
 use crate::ops::blocks;
 use ndarray::{Axis, Dimension, RemoveAxis};
 
-impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
+readers! {
+    Element;
+
     /// Copies the elements at these indices of an axis, in their order, on the device. An index may occur several times. The result is in
     /// row-major order. Uploads the indices: 8 bytes each.
     ///
@@ -31,28 +32,29 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
     /// - [`ArrayError::WrongDevice`] if it is used through another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails, or if the stream captures.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn select(&self, axis: Axis, indices: &[usize]) -> Result<GpuArray<T, D>, ArrayError> {
-        let len = self.shape().get(axis.index()).copied().unwrap_or(0);
+    pub fn select(view, axis: Axis, indices: &[usize]) -> Result<GpuArray<T, D>, ArrayError>
+    where (D: RemoveAxis) {
+        let len = view.shape().get(axis.index()).copied().unwrap_or(0);
         let outside = indices.iter().find(|index| **index >= len);
         let wrong = outside.map(|index| format!("index {index}"));
-        let wrong = wrong.or_else(|| (axis.index() >= self.ndim()).then(|| "indices".to_owned()));
+        let wrong = wrong.or_else(|| (axis.index() >= view.ndim()).then(|| "indices".to_owned()));
         if let Some(slice) = wrong {
-            return Err(ArrayError::Slice { slice, axis: axis.index(), shape: self.shape().to_vec() });
+            return Err(ArrayError::Slice { slice, axis: axis.index(), shape: view.shape().to_vec() });
         }
-        let gpu = self.gpu();
-        self.storage().share(gpu, "select")?;
-        let mut dim = self.raw_dim();
+        let gpu = view.gpu();
+        view.storage().share(gpu, "select")?;
+        let mut dim = view.raw_dim();
         dim[axis.index()] = indices.len();
         let result = GpuArray::unwritten(gpu, Layout::dense(dim, ElementOrder::Row, size_of::<T>())?)?;
         if result.is_empty() {
             return Ok(result);
         }
-        let source = self.dense(ElementOrder::Row)?;
+        let source = view.dense(ElementOrder::Row)?;
         let source = source.view();
         let indices: Vec<u64> = indices.iter().map(|index| *index as u64).collect();
         let indices = GpuArray::from_slice(gpu, &indices)?;
         let product = |lens: &[usize]| lens.iter().product::<usize>();
-        let (outer, inner) = (&self.shape()[..axis.index()], &self.shape()[axis.index() + 1..]);
+        let (outer, inner) = (&view.shape()[..axis.index()], &view.shape()[axis.index() + 1..]);
         let row_bytes = product(inner) * size_of::<T>();
         let unit = [16, 8, 4, 2]
             .into_iter()
@@ -66,33 +68,6 @@ impl<T: Element, D: Dimension + RemoveAxis> GpuView<'_, T, D> {
         let sizes = [indices.len(), len, width, outer].map(|size| size as u64);
         sizes.into_iter().fold(launch, OwnLaunch::value).queue("select")?;
         Ok(result)
-    }
-}
-
-readers! {
-    Element;
-
-    /// Copies the elements at these indices of an axis, in their order, on the device; see [`GpuView::select`].
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::ndarray::Axis;
-    ///
-    /// let x = GpuArray::from_slice(&gpu, &[10, 20, 30])?;
-    /// assert_eq!(x.select(Axis(0), &[2, 0, 2])?.to_vec()?, [30, 10, 30]);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Slice`], [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`],
-    /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuView::select`].
-    pub fn select(&self, axis: Axis, indices: &[usize]) -> Result<GpuArray<T, D>, ArrayError>
-    where
-        D: RemoveAxis,
-    {
-        self.view().select(axis, indices)
     }
 }
 

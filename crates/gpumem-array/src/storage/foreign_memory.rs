@@ -18,7 +18,6 @@ pub(super) struct ForeignMemory {
     pub(super) kind: MemoryKind,
     /// The other library uses the memory again in the order of this stream.
     home: Stream,
-    /// Other streams that have used it.
     users: Mutex<Vec<Stream>>,
     owner: Option<ForeignOwner>,
 }

@@ -11,11 +11,9 @@ pub(super) struct Pattern {
     groups: Runs,
     /// The distance of the runs of a group, from its start. 1 if it has no gaps.
     distance: u64,
-    /// The bytes of a run.
     len: u64,
 }
 
-/// Runs of bytes at one distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Runs {
     distance: u64,

@@ -210,7 +210,6 @@ impl TrackedPart {
     }
 }
 
-/// The maximum number of parts.
 pub(super) const PARTS_MAX: usize = 64;
 /// The maximum number of writes, and of reads, of one stream in a part.
 const PATTERNS_MAX: usize = 8;

@@ -7,7 +7,7 @@ use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult,
 use gpumem_array::pool::{
     Capture, CaptureError, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError,
 };
-use gpumem_array::{ArrayError, Gpu, GpuArray, UnifiedArray};
+use gpumem_array::{ArrayError, Gpu, GpuArray, KernelSource, UnifiedArray};
 use gpumem_sim::{Schedule, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -243,7 +243,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
     let gpu = Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap();
     let captured = Stream::new(&device).unwrap();
     let work = GpuArray::<f32, _>::from_elem(&gpu, 64, 1.0).unwrap();
-    let module = gpu.module(include_str!("../../kernels/fill.ptx")).unwrap();
+    let module = gpu.compile(&KernelSource::ptx("fill", include_str!("../../kernels/fill.ptx"))).unwrap();
     let before = *UNLOADED.lock().unwrap();
     let ((notify, notified), (answer, answered)) = (channel(), channel());
     *HOOK.lock().unwrap() = Some((notify, answered));

@@ -196,7 +196,7 @@ fn theirs(
     (shape, strides): (&[i64], Option<&[i64]>),
     change: impl FnOnce(&mut DLManagedTensorVersioned),
 ) -> versioned::Dlpack {
-    let memory = GpuArray::arange(gpu, 0.0_f32, 24.0, 1.0).unwrap();
+    let memory = GpuArray::from_fn(gpu, 24, |index| index as f32).unwrap();
     let data = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
     let dl_tensor = DLTensor {
         data,

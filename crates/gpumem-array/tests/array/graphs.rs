@@ -7,7 +7,8 @@ use gpumem_array::ndarray::{Axis, Ix1, Slice, s};
 use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::{Capture, CaptureError, CaptureMode, Device, DeviceError, Pool, PoolError};
 use gpumem_array::{
-    ArrayError, Gpu, GpuArray, GpuGraph, GraphError, LaunchShape, Out, UnifiedArray, UninitArray,
+    ArrayError, Gpu, GpuArray, GpuGraph, GraphError, KernelSource, LaunchShape, Out, UnifiedArray,
+    UninitArray,
 };
 use gpumem_sim::{Kernel, Schedule, Sim, SimConfig};
 
@@ -528,7 +529,7 @@ static TWIN: [Kernel; 1] = [Kernel::new("twice", |launch| {
 fn a_graph_keeps_kernels_loaded() {
     let gpu = gpu();
     Sim::of(gpu.device().driver()).unwrap().register(&TWIN);
-    let twice = gpu.module(PTX).unwrap().function("twice").unwrap();
+    let twice = gpu.compile(&KernelSource::ptx("twice", PTX)).unwrap().function("twice").unwrap();
     let mut x = vector(&gpu, &[1.0, 2.0]);
     let (mut graph, ()) = gpu
         .capture(|c| {

@@ -170,7 +170,7 @@ fn invalid_launches_are_refused() {
     assert!(matches!(&twin, ArrayError::NoTwin { name } if name == "no_twin"), "{twin}");
     assert!(twin.to_string().contains("declare one with"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
-    assert!(gpu.module("this is no PTX").is_err());
+    assert!(gpu.compile(&KernelSource::ptx("none", "this is no PTX")).is_err());
 
     let ramp = function(&gpu, "ramp").unwrap();
     let shape = LaunchShape { grid: [1, 1, 1], block: [2048, 1, 1], shared_bytes: 0 };
@@ -405,16 +405,17 @@ static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
     Ok(())
 })];
 
-/// The kernels of `Gpu::module` need registered twins on the simulator, and instructions.
+/// Such kernels need registered twins on the simulator, and instructions.
 #[test]
 fn a_text_without_a_declaration_uses_registered_twins() {
     let gpu = gpu();
     gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
-    let refused = gpu.module(EMPTY.text()).unwrap().function("answer").unwrap_err();
+    let refused =
+        gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap().function("answer").unwrap_err();
     assert!(matches!(&refused, ArrayError::KernelMismatch { kernel, .. } if kernel == "answer"), "{refused}");
     let text = EMPTY.text().replace("ret;", "trap;");
-    let function = gpu.module(&text).unwrap().function("answer").unwrap();
+    let function = gpu.compile(&KernelSource::ptx("text", &text)).unwrap().function("answer").unwrap();
     // SAFETY: the argument is that of the kernel, which writes the only element.
     unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
     assert_eq!(y.to_vec().unwrap(), [3]);
@@ -429,7 +430,7 @@ fn a_module_that_a_drop_could_not_unload_goes_later() {
         let gpu = gpu_with(SimConfig::new().rule(rule.parse().unwrap()));
         let module_count = || gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().module_count;
         let before_count = module_count();
-        let module = gpu.module(EMPTY.text()).unwrap();
+        let module = gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap();
         assert_eq!(module_count(), before_count + 1);
         let capture = rule.contains('9').then(|| {
             let stream = Stream::new(gpu.device()).unwrap();

@@ -4,7 +4,9 @@ use crate::support::{gpu, gpu_with};
 use gpumem_array::kind::HostAccess;
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix1, Slice, array};
 use gpumem_array::pool::{Device, MemoryKind, Pool};
-use gpumem_array::{ArrayError, Gpu, GpuArray, LaunchShape, Memory, PinnedArray, Place, UnifiedArray};
+use gpumem_array::{
+    ArrayError, Gpu, GpuArray, KernelSource, LaunchShape, Memory, PinnedArray, Place, UnifiedArray,
+};
 use gpumem_sim::{Schedule, SimConfig};
 use proptest::prelude::*;
 use std::process::Command;
@@ -137,7 +139,7 @@ fn invalid_values_do_not_reach_a_slice() {
     let gpu = gpu();
     let mut flags = GpuArray::from_slice(&gpu.unified(), &[true; 8]).unwrap();
     gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&TWINS);
-    let poke = gpu.module(POKE).unwrap().function("poke").unwrap();
+    let poke = gpu.compile(&KernelSource::ptx("poke", POKE)).unwrap().function("poke").unwrap();
     let launch = poke.launch(LaunchShape::for_len(1)).write(&mut flags);
     // SAFETY: this deliberately violates the rule about valid values: only the checks below read them.
     unsafe { launch.enqueue(&gpu).unwrap() };

@@ -108,7 +108,6 @@ struct Entry {
 #[derive(Default)]
 struct History {
     builder: Builder,
-    /// Live blocks by address.
     live: HashMap<u64, u32>,
     /// Freed blocks that other streams use.
     pending: HashMap<u64, u32>,

@@ -20,7 +20,6 @@ pub(super) fn read(source: impl Read, name: &str) -> Result<Trace, Problem> {
     convert(Recording::read_from(source)?, name)
 }
 
-/// Converts a recording.
 pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem> {
     let mut converter = Converter::default();
     converter.begin(&recording)?;

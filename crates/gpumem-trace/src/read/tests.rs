@@ -1,7 +1,6 @@
 //! Tests of valid and invalid files.
 
 use crate::error::TraceError;
-use crate::generate::Synthetic;
 use crate::trace::{Event, Peaks, Trace};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -163,20 +162,6 @@ fn damaged_gzip_is_an_error_wherever_it_is_cut() {
     let mut twice = gzip(HEADER);
     twice.extend(gzip("\na,1,1,0\n"));
     assert_eq!(read(&twice).unwrap().events().len(), 1);
-}
-
-#[test]
-fn made_up_traces_are_the_same_every_time_and_go_on_as_long_as_wanted() {
-    for (name, kind, _) in Synthetic::ALL {
-        assert_eq!(name.parse(), Ok(kind));
-        let (short, long) = (kind.trace(5, 3), kind.trace(5, 6));
-        assert_eq!(short.events(), kind.trace(5, 3).events(), "{name}");
-        assert!(long.events().len() > short.events().len(), "{name}");
-        assert!(long.peaks().live_bytes > 256 << 20, "{name}: {:?}", long.peaks());
-    }
-    assert!("unheard".parse::<Synthetic>().unwrap_err().to_string().contains("periodic, varlen"));
-    let prefetch = Synthetic::Prefetch.trace(0, 8);
-    assert!(prefetch.events().iter().any(|event| matches!(event, Event::FreeUsed { .. })));
 }
 
 proptest! {

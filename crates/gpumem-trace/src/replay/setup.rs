@@ -1,8 +1,7 @@
 //! [`Setup`]: the settings of a replay.
 
-use crate::error::UnknownName;
+use crate::error::named;
 use crate::trace::Trace;
-use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
 use gpumem_pool::sys::Driver;
@@ -29,23 +28,7 @@ impl StreamKind {
         [("own", Self::Own), ("foreign", Self::Foreign), ("long-lived", Self::LongLived)];
 }
 
-impl FromStr for StreamKind {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let known = Self::ALL.into_iter().find(|(known, _)| *known == name);
-        known
-            .map(|(_, kind)| kind)
-            .ok_or_else(|| UnknownName::new(name, "kind of streams", "own, foreign or long-lived"))
-    }
-}
-
-impl fmt::Display for StreamKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = Self::ALL.into_iter().find(|(_, kind)| kind == self);
-        f.pad(known.map_or("", |(name, _)| name))
-    }
-}
+named!(StreamKind, "kind of streams", "own, foreign or long-lived");
 
 /// Selects whether the pool may make a stream wait for another one to reuse its memory. Such waits are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,29 +47,13 @@ impl Waits {
     pub const ALL: [(&str, Self); 3] = [("profile", Self::Profile), ("on", Self::On), ("off", Self::Off)];
 }
 
-impl FromStr for Waits {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let known = Self::ALL.into_iter().find(|(known, _)| *known == name);
-        known
-            .map(|(_, waits)| waits)
-            .ok_or_else(|| UnknownName::new(name, "choice of waits", "profile, on or off"))
-    }
-}
-
-impl fmt::Display for Waits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = Self::ALL.into_iter().find(|(_, waits)| waits == self);
-        f.pad(known.map_or("", |(name, _)| name))
-    }
-}
+named!(Waits, "choice of waits", "profile, on or off");
 
 /// The settings of a replay.
 ///
 /// ```
 /// use gpumem_trace::pool::BackendKind;
-/// use gpumem_trace::{Setup, StreamKind, Synthetic, replay};
+/// use gpumem_trace::{Setup, StreamKind, Trace, replay};
 ///
 /// let driver = gpumem_sim::driver(gpumem_sim::SimConfig::h200())?;
 /// let setup = Setup {
@@ -95,7 +62,8 @@ impl fmt::Display for Waits {
 ///     streams: StreamKind::Foreign,
 ///     ..Setup::default()
 /// };
-/// let outcome = replay(&Synthetic::Kv.trace(1, 2), &driver, &setup, |_| ())?;
+/// let trace = Trace::read_from(&b"#{\"format\":1}\na,1,4194304,0\nf,1,0\n"[..], "small")?;
+/// let outcome = replay(&trace, &driver, &setup, |_| ())?;
 /// assert_eq!(outcome.backend, BackendKind::None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -156,9 +124,9 @@ fn without_limit(conf: &str) -> String {
 ///
 /// ```
 /// use gpumem_trace::pool::Limit;
-/// use gpumem_trace::{Synthetic, TraceLimit};
+/// use gpumem_trace::{Trace, TraceLimit};
 ///
-/// let trace = Synthetic::Kv.trace(1, 2);
+/// let trace = Trace::read_from(&b"#{\"format\":1}\na,1,4194304,0\nf,1,0\n"[..], "small")?;
 /// let peak_bytes = trace.peaks().live_incl_deferred_bytes;
 /// assert_eq!("1.5x".parse::<TraceLimit>()?.of(&trace), Limit::Bytes(peak_bytes + peak_bytes / 2));
 /// assert_eq!("8GiB".parse::<TraceLimit>()?.of(&trace), Limit::Bytes(8 << 30));

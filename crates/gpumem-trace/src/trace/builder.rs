@@ -64,7 +64,6 @@ impl Builder {
         self.events.push((What::Complete, block));
     }
 
-    /// Adds a request that was refused.
     pub(crate) fn refuse(&mut self, size_bytes: u64, stream: u16) {
         let block = self.alloc(size_bytes, stream);
         if let Some(event) = self.events.last_mut() {
@@ -77,12 +76,6 @@ impl Builder {
         let events = core::mem::take(&mut self.events);
         self.alloc(size_bytes, stream);
         self.events.extend(events);
-    }
-
-    /// Allocates and immediately frees a block.
-    pub(crate) fn touch(&mut self, size_bytes: u64, stream: u16) {
-        let block = self.alloc(size_bytes, stream);
-        self.free(block);
     }
 
     /// Assigns the slots.

@@ -33,11 +33,6 @@ pub struct Peer {
 }
 
 impl Header {
-    /// The header of a generated trace.
-    pub(crate) fn made_up(name: &str, what: &str) -> Self {
-        Self { name: name.into(), what: what.into(), ..Self::default() }
-    }
-
     /// The header of a trace recorded with `GPUMEM_TRACE`.
     pub(crate) fn recorded(name: &str, run_seconds: f64, peak_reserved_bytes: Option<u64>) -> Self {
         let what = "recorded with GPUMEM_TRACE".into();

@@ -15,10 +15,9 @@ use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
 use gpumem_tests::pool::trace::Recording;
 use gpumem_tests::pool::{BackendKind, Profile};
+use gpumem_tests::programs::Synthetic;
 use gpumem_tests::sys::{Driver, DriverKind, env};
-use gpumem_trace::{
-    Outcome, ReplayError, Setup, StreamKind, Synthetic, Trace, TraceLimit, Waits, replay, snapshot,
-};
+use gpumem_trace::{Outcome, ReplayError, Setup, StreamKind, Trace, TraceLimit, Waits, replay, snapshot};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;
 use std::io::{BufWriter, Write};

@@ -193,7 +193,8 @@ fn mapping_calls(calls: &Calls) -> u64 {
 mod tests {
     use super::*;
     use gpumem_sim::SimConfig;
-    use gpumem_trace::{Setup, Synthetic, replay};
+    use gpumem_tests::programs::Synthetic;
+    use gpumem_trace::{Setup, replay};
 
     /// These keys are a format that other programs read.
     #[test]

@@ -34,7 +34,6 @@ fn created() -> impl Strategy<Value = Operation> {
         1 => any::<u8>().prop_map(How::Normal),
         1 => Just(How::Eye),
         1 => Just(How::Ones),
-        1 => any::<i8>().prop_map(How::Linspace),
         1 => Just(How::Uninit),
         2 => Just(How::Growable),
     ];

@@ -50,7 +50,7 @@ pub enum How {
     Value(i8),
     /// `from_array`, by rows or by columns.
     Host(bool),
-    /// `arange`.
+    /// `from_slice`.
     Range(i8),
     /// `from_fn`.
     Indices,
@@ -62,8 +62,6 @@ pub enum How {
     Eye,
     /// `ones`.
     Ones,
-    /// `linspace`; `arange` for integers.
-    Linspace(i8),
     /// `uninit`, and a copy.
     Uninit,
     /// `growable` and `extend_from_slice` in device memory where the pool has such blocks; elsewhere `uninit`.

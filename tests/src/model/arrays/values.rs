@@ -2,7 +2,7 @@
 
 use super::operation::Arithmetic;
 use crate::array::dlpack::DlpackElement;
-use crate::array::ndarray::{Array1, ArrayD, Ix1, IxDyn, Zip};
+use crate::array::ndarray::{ArrayD, IxDyn, Zip};
 use crate::array::{ArrayError, GpuArray, Numeric, Operand, Place, Random, Rng};
 use std::fmt::Debug;
 
@@ -24,14 +24,6 @@ pub(super) trait Value: Numeric + Random + DlpackElement + Operand<Self> + Parti
         dim: IxDyn,
         seed: u64,
     ) -> Result<GpuArray<Self, IxDyn, P::Kind>, ArrayError>;
-    /// Numbers at equal distances.
-    fn linspace<P: Place>(
-        place: &P,
-        start: i8,
-        len: usize,
-    ) -> Result<GpuArray<Self, Ix1, P::Kind>, ArrayError>;
-    /// These numbers on the host.
-    fn linspace_on_host(start: i8, len: usize) -> Vec<Self>;
 }
 
 impl Value for i32 {
@@ -70,19 +62,6 @@ impl Value for i32 {
         seed: u64,
     ) -> Result<GpuArray<Self, IxDyn, P::Kind>, ArrayError> {
         GpuArray::random(place, dim, &mut Rng::new(seed))
-    }
-
-    fn linspace<P: Place>(
-        place: &P,
-        start: i8,
-        len: usize,
-    ) -> Result<GpuArray<Self, Ix1, P::Kind>, ArrayError> {
-        let start = Self::from(start);
-        GpuArray::arange(place, start, start + len as Self, 1)
-    }
-
-    fn linspace_on_host(start: i8, len: usize) -> Vec<Self> {
-        (start.into()..).take(len).collect()
     }
 }
 
@@ -131,18 +110,6 @@ impl Value for f64 {
         seed: u64,
     ) -> Result<GpuArray<Self, IxDyn, P::Kind>, ArrayError> {
         GpuArray::random_normal(place, dim, &mut Rng::new(seed))
-    }
-
-    fn linspace<P: Place>(
-        place: &P,
-        start: i8,
-        len: usize,
-    ) -> Result<GpuArray<Self, Ix1, P::Kind>, ArrayError> {
-        GpuArray::linspace(place, start.into(), 1000.0, len)
-    }
-
-    fn linspace_on_host(start: i8, len: usize) -> Vec<Self> {
-        Array1::linspace(start.into(), 1000.0, len).to_vec()
     }
 }
 

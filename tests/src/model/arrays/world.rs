@@ -983,12 +983,11 @@ fn made<T: Value, P: array::Place>(
             Ok((GpuArray::from_array(place, &twin)?, twin))
         }
         How::Range(start) => {
-            let (first, end) = (T::of(start), T::of(start.saturating_add(20)));
-            let array: GpuArray<T, Ix1, _> = GpuArray::arange(place, first, end, T::of(3))?;
             let twin: Vec<T> = (i16::from(start)..i16::from(start.saturating_add(20)))
                 .step_by(3)
                 .map(|n| T::of(n as i8))
                 .collect();
+            let array: GpuArray<T, Ix1, _> = GpuArray::from_slice(place, &twin)?;
             Ok((array.into_dyn(), Array::from(twin).into_dyn()))
         }
         How::Indices => {
@@ -1006,10 +1005,6 @@ fn made<T: Value, P: array::Place>(
             Ok((array, twin))
         }
         How::Ones => Ok((GpuArray::ones(place, dim.clone())?, ArrayD::from_elem(dim, T::of(1)))),
-        How::Linspace(start) => {
-            let array = T::linspace(place, start, len)?;
-            Ok((array.into_dyn(), Array::from(T::linspace_on_host(start, len)).into_dyn()))
-        }
         How::Uninit | How::Growable => {
             let twin = numbered(shape);
             let elements: Vec<T> = twin.iter().copied().collect();

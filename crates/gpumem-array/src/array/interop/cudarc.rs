@@ -61,6 +61,7 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::{CUstreamCaptureStatus, cudaError_enum};
 use gpumem_pool::sys::{Driver, DriverError, fork};
 use gpumem_pool::{Device, DeviceError, MemoryKind, MemoryRange, Stream, StreamError};
@@ -323,7 +324,6 @@ pub struct WriteSlice<'a, T, D> {
     guard: WriteOn<'a, T, D>,
 }
 
-/// The elements of a guard.
 struct SlicePlace<'a> {
     stream: &'a SharedStream,
     /// Launches take its address.
@@ -767,14 +767,7 @@ unsafe impl<'a, 'b: 'a, T: Element, D: Dimension, K: Kind> PushKernelArg<&'b mut
     }
 }
 
-impl<T: Element, D: Dimension, K: Kind> fmt::Debug for LentSlice<T, D, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LentSlice")
-            .field("array", &self.array)
-            .field("stream", &self.stream)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([T: Element, D: Dimension, K: Kind] LentSlice<T, D, K>, it, array: it.array, stream: it.stream);
 
 fn unfit(object: &'static str, problem: &str) -> ArrayError {
     ArrayError::Cudarc { object, problem: problem.into() }

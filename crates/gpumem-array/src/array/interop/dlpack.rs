@@ -19,12 +19,12 @@ use crate::gpu::Gpu;
 use crate::kind::Kind;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::ArrayStorage;
-use core::fmt;
 use core::marker::PhantomData;
 pub use dlpark;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
 use dlpark::{DlpackFlags, Managed, ManagedTensorBase, TensorRef};
+use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Device, MemoryKind, Stream};
 use ndarray::{Dimension, Ix1};
@@ -32,26 +32,7 @@ use ndarray::{Dimension, Ix1};
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
 /// `f16`, `bf16`, `Complex<f32>` and `Complex<f64>`. Implement it for types of your own.
 ///
-/// The described type must be as large as the element, because the other library locates elements by it:
-///
-/// ```compile_fail,E0080
-/// #![forbid(unsafe_code)]
-/// use gpumem_array::dlpack::dlpark::ffi::{DLDataType, DLDataTypeCode};
-/// use gpumem_array::dlpack::dlpark::versioned::Dlpack;
-/// # use gpumem_array::{GpuArray, dlpack::DlpackElement, ndarray::Ix1, pool::Stream};
-/// #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-/// #[repr(transparent)]
-/// struct Byte(u8);
-/// impl DlpackElement for Byte {
-///     const DATA_TYPE: DLDataType = DLDataType::scalar(DLDataTypeCode::COMPLEX, 128);
-/// }
-/// fn lend(bytes: GpuArray<Byte, Ix1>, stream: &Stream) -> Option<Dlpack> {
-///     bytes.into_dlpack(stream).ok()
-/// }
-/// # fn main() {
-/// #     let _ = lend as fn(GpuArray<Byte, Ix1>, &Stream) -> _;
-/// # }
-/// ```
+/// The described type must be as large as the element, because the other library locates elements by it. Other sizes do not compile.
 pub trait DlpackElement: Element {
     /// The type as DLPack describes it: `bits` times `lanes` is the size of this type in bits.
     const DATA_TYPE: DLDataType;
@@ -385,8 +366,4 @@ impl<T: Element, D: Dimension> AsView for DlpackArray<T, D> {
 
 impl<T: Element> Vector for DlpackArray<T, Ix1> {}
 
-impl<T: Element, D: Dimension> fmt::Debug for DlpackArray<T, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DlpackArray").field("view", &self.view()).finish_non_exhaustive()
-    }
-}
+debug_fields!([T: Element, D: Dimension] DlpackArray<T, D>, it, view: it.view());

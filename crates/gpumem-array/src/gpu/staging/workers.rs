@@ -109,7 +109,6 @@ unsafe fn convert<T: Cast<U>, U: Element>(to: *mut u8, from: *const u8, len: usi
     }
 }
 
-/// How a copy writes its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stores {
     /// Through the caches: the fastest way to buffers that the link reads soon.

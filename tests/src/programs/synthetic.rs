@@ -2,25 +2,13 @@
 //!
 //! Sizes are computed like in such programs (tokens × width × bytes per element), so that they recur and vary like there.
 
-use super::numbers::Random;
-use crate::error::UnknownName;
-use crate::trace::{Builder, Header, Trace};
+use super::{Lines, Random};
 use core::fmt;
 use core::str::FromStr;
+use gpumem_trace::Trace;
 
 /// The kinds of generated programs.
-///
-/// ```
-/// use gpumem_trace::Synthetic;
-///
-/// let kind: Synthetic = "varlen".parse()?;
-/// let trace = kind.trace(7, 3);
-/// assert_eq!(trace.events(), kind.trace(7, 3).events());
-/// assert!(trace.peaks().live_bytes > 256 << 20);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Synthetic {
     /// A training step of a transformer, repeated unchanged.
     Periodic,
@@ -62,7 +50,7 @@ impl Synthetic {
     /// give the same trace.
     #[must_use]
     pub fn trace(self, seed: u64, round_count: u32) -> Trace {
-        let mut program = Program { builder: Builder::default(), random: Random::new(seed), stream: 0 };
+        let mut program = Program { lines: Lines::default(), random: Random::new(seed), stream: 0 };
         match self {
             Self::Periodic => program.train(round_count, |_| 8192),
             Self::Varlen => program.train(round_count, |random| 64 * random.between(16, 192)),
@@ -73,17 +61,20 @@ impl Synthetic {
         }
         let (name, _, what) =
             Self::ALL.into_iter().find(|(_, kind, _)| *kind == self).unwrap_or(Self::ALL[0]);
-        program.builder.finish(Header::made_up(name, what))
+        program.lines.finish(name, what)
     }
 }
 
 impl FromStr for Synthetic {
-    type Err = UnknownName;
+    type Err = String;
 
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
+    fn from_str(name: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|(known, ..)| *known == name);
-        let names = "periodic, varlen, kv, churn, dataframe or prefetch";
-        known.map(|(_, kind, _)| kind).ok_or_else(|| UnknownName::new(name, "generated trace", names))
+        known.map(|(_, kind, _)| kind).ok_or_else(|| {
+            format!(
+                "{name:?} names no generated trace; use periodic, varlen, kv, churn, dataframe or prefetch"
+            )
+        })
     }
 }
 
@@ -96,22 +87,23 @@ impl fmt::Display for Synthetic {
 
 /// A program in progress: its requests are recorded.
 struct Program {
-    builder: Builder,
+    lines: Lines,
     random: Random,
     stream: u16,
 }
 
 impl Program {
     fn alloc(&mut self, size_bytes: u64) -> u32 {
-        self.builder.alloc(size_bytes.max(1), self.stream)
+        self.lines.alloc(size_bytes.max(1), self.stream)
     }
 
     fn free(&mut self, blocks: impl IntoIterator<Item = u32>) {
-        blocks.into_iter().for_each(|block| self.builder.free(block));
+        blocks.into_iter().for_each(|block| self.lines.free(block));
     }
 
     fn touch(&mut self, size_bytes: u64) {
-        self.builder.touch(size_bytes.max(1), self.stream);
+        let block = self.alloc(size_bytes);
+        self.lines.free(block);
     }
 
     /// Allocates weights in half precision with three copies in single precision, then runs steps.
@@ -272,9 +264,9 @@ impl Program {
             self.stream = 0;
             let Some((sample_count, batch)) = loaded.pop_front() else { return };
             self.step(sample_count * 64);
-            self.builder.free(batch);
+            self.lines.free(batch);
             for over in std::mem::replace(&mut in_use, vec![batch]) {
-                self.builder.complete(over);
+                self.lines.complete(over);
             }
         }
     }

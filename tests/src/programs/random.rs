@@ -1,29 +1,26 @@
-//! Random programs: small traces of many kinds, one for each seed, that fragment a pool at a limit.
+//! [`random_program`]: small traces of many kinds, one for each seed, that fragment a pool at a limit.
 //!
 //! A seed selects the kind of program, the sizes, the number of streams, and whether blocks are freed while another stream uses
 //! them. Each kind leaves different holes: blocks of random lifetimes, stacks, caches that grow by copying, combs of long-lived
 //! blocks, batches of random size prepared on a side stream, tables.
 
-use super::numbers::Random;
-use crate::trace::{Builder, Header, Trace};
+use super::{Lines, Random};
+use gpumem_trace::Trace;
 
 /// A random program: a small trace that fragments a pool at a limit. The same seed gives the same trace.
 ///
 /// A seed selects the kind of program, the sizes, the number of streams, and whether blocks are freed while another stream uses them.
 ///
-/// ```
-/// use gpumem_trace::random_program;
+/// # Panics
 ///
-/// assert_eq!(random_program(3).events(), random_program(3).events());
-/// assert_eq!(random_program(3).name(), "random-3");
-/// ```
+/// If the trace of the program cannot be read back.
 #[must_use]
 pub fn random_program(seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let stream_count = [1, 1, 1, 2, 3, 4][random.below(6) as usize];
     let deferred_percent = if stream_count > 1 && random.below(2) == 0 { random.between(5, 40) } else { 0 };
     let mut program = Program {
-        builder: Builder::default(),
+        lines: Lines::default(),
         random,
         stream_count,
         stream: 0,
@@ -44,11 +41,14 @@ pub fn random_program(seed: u64) -> Trace {
     let kind = program.random.below(kinds.len() as u64) as usize;
     kinds[kind](&mut program);
     let what = format!("{} on {stream_count} streams", names[kind]);
-    program.builder.finish(Header::made_up(&format!("random-{seed}"), &what))
+    for (block, _) in core::mem::take(&mut program.deferred) {
+        program.lines.complete(block);
+    }
+    program.lines.finish(&format!("random-{seed}"), &what)
 }
 
 struct Program {
-    builder: Builder,
+    lines: Lines,
     random: Random,
     stream_count: u64,
     stream: u16,
@@ -71,16 +71,15 @@ impl Program {
             }
             *left > 0
         });
-        over.into_iter().for_each(|block| self.builder.complete(block));
-        self.builder.alloc(size_bytes.max(1), self.stream)
+        over.into_iter().for_each(|block| self.lines.complete(block));
+        self.lines.alloc(size_bytes.max(1), self.stream)
     }
 
     fn free(&mut self, block: u32) {
-        self.builder.free(block);
+        self.lines.free(block);
         if self.random.below(100) < self.deferred_percent {
             let left = self.random.between(1, 40);
             self.deferred.push((block, left));
-            self.builder.defer(block);
         }
     }
 
