@@ -1,6 +1,5 @@
 //! What a driver computes from a PTX text is what `gpumem-ptx` computes from it, to the bit.
 
-use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_ptx::{DeviceMemory, Launch, Module, Region};
 use gpumem_tests::cases;
@@ -160,7 +159,6 @@ cases! {
                 }
             }
         }
-        println!("{} forms", forms.len());
         assert!(different.is_empty(), "{} forms differ:\n{}", different.len(), different.join("\n"));
     }
 
@@ -179,12 +177,16 @@ cases! {
                 }
             }
         }
-        for (seed, number, at, found, expected) in differences.iter().take(8) {
-            println!(
-                "module {seed}, kernel {number}, thread {}, word {}: the driver has {found:#x}, the host {expected:#x}\n{}",
-                at / WORDS_OUT, at % WORDS_OUT, text_of(&module(*seed, KERNELS), *number)
-            );
-        }
-        assert!(differences.is_empty(), "{} of {} programs differ", differences.len(), modules as usize * KERNELS);
+        let texts = differences.iter().take(8).map(|(seed, number, at, found, expected)| {
+            format!(
+                "module {seed}, kernel {number}, word {} of a thread with {:x?}: the driver has {found:#x}, the host {expected:#x}\n{}",
+                at % WORDS_OUT,
+                &inputs(*seed)[at / WORDS_OUT * WORDS_IN..][..WORDS_IN],
+                text_of(&module(*seed, KERNELS), *number)
+            )
+        });
+        let texts: Vec<String> = texts.collect();
+        let all = modules as usize * KERNELS;
+        assert!(differences.is_empty(), "{} of {all} programs differ\n{}", differences.len(), texts.join("\n"));
     }
 }

@@ -1,6 +1,7 @@
 //! Errors of a module's text.
 
 use core::fmt;
+use gpumem_sys::text::{Shown, debug_is_display};
 
 /// The place of a word: line and column, from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub(crate) struct Place {
 }
 
 /// What is wrong with a PTX text, and where. Displays as `line 12, column 3: …`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {what}")]
 pub struct PtxError {
     /// The line, from 1.
@@ -20,6 +21,8 @@ pub struct PtxError {
     /// What is wrong there.
     pub what: PtxProblem,
 }
+
+debug_is_display!(PtxError);
 
 /// A kind of problem in a PTX text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +69,7 @@ impl PtxError {
     }
 }
 
-/// The beginning of a foreign text, for a message.
-pub(crate) fn short(text: &str) -> &str {
-    let end = text.char_indices().nth(80).map_or(text.len(), |(at, _)| at);
-    &text[..end]
+/// A part of the text, for a message.
+pub(crate) fn short(text: &str) -> Shown<'_> {
+    Shown::name(text)
 }

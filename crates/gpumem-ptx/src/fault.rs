@@ -1,7 +1,9 @@
 //! Why a kernel stopped.
 
+use gpumem_sys::text::{Shown, debug_is_display};
+
 /// A mistake of a kernel, and the place of it. Displays as `line 12, block (0, 0, 0), thread (3, 0, 0): …`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, block {}, thread {}: {mistake}", triple(.block), triple(.thread))]
 pub struct KernelMistake {
     /// The line of the PTX, from 1.
@@ -14,12 +16,15 @@ pub struct KernelMistake {
     pub mistake: Mistake,
 }
 
+debug_is_display!(KernelMistake);
+debug_is_display!(Mistake);
+
 fn triple([x, y, z]: &[u32; 3]) -> String {
     format!("({x}, {y}, {z})")
 }
 
 /// What a kernel did wrong.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
     /// The memory refused the access.
@@ -65,7 +70,7 @@ pub enum Mistake {
         missing: [u32; 3],
     },
     /// No thread of the block can go on.
-    #[error("waits for ever: {why}")]
+    #[error("waits for ever: {}", Shown::sentence(.why))]
     Deadlock {
         /// What it waits for.
         why: String,

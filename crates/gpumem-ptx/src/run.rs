@@ -105,7 +105,7 @@ impl Run<'_> {
         loop {
             // A block that waits for another one, with a loop, makes room for it.
             let is_new_wanted =
-                waiting.is_empty() || waiting.len() < RESIDENT_MAX && self.next_random() % 2 == 0;
+                waiting.is_empty() || waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(2);
             let mut block = match waiting.pop_front() {
                 Some(block) if started == total || !is_new_wanted => block,
                 popped => {

@@ -1,4 +1,4 @@
-//! candle, whose build compiles CUDA kernels and links against the libraries of CUDA 13. Its kernels need a GPU: the drop-in runs none.
+//! candle, whose build compiles CUDA kernels and links against the libraries of CUDA 13. Its kernels are machine code, which needs a GPU.
 //!
 //! The compiler comes from the Python package index, unless `CUDA_HOME` names a toolkit. The libraries are needed when the program runs.
 //! For the linker there are stubs, as in a toolkit: libraries that have the functions' names only.

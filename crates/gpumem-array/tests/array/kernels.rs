@@ -168,7 +168,7 @@ fn invalid_launches_are_refused() {
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
     let twin = function(&gpu, "no_twin").unwrap_err();
     assert!(matches!(&twin, ArrayError::NoTwin { name } if name == "no_twin"), "{twin}");
-    assert!(twin.to_string().contains("declare one with"), "{twin}");
+    assert!(twin.to_string().contains("declare a twin with"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
     assert!(gpu.compile(&KernelSource::ptx("none", "this is no PTX")).is_err());
 

@@ -4,7 +4,7 @@ use super::modifiers::Modifiers;
 use super::{Lower, Result};
 use crate::number::compare::{self, property};
 use crate::number::convert;
-use crate::number::float::{self, FLUSH_32, Rounding, SATURATE_32, SATURATE_64};
+use crate::number::float::{self, FLUSH_32, FLUSH_TINY_32, Rounding, SATURATE_32, SATURATE_64};
 use crate::number::integer::{self, dot, nth_set};
 use crate::number::{Alu, alu, half};
 use crate::program::{Op, Slot};
@@ -165,18 +165,26 @@ impl<'s, 't> Lower<'s, 't> {
             }
         }
         let mut chain = Vec::new();
-        if is_flushing {
+        let tiny = if is_flushing { float::tiny_32(&full) } else { None };
+        if is_flushing && tiny.is_none() {
             chain.push(FLUSH_32);
         }
         if is_saturating {
             chain.push(if of == Type::F32 { SATURATE_32 } else { SATURATE_64 });
         }
-        if chain.is_empty() {
+        if chain.is_empty() && tiny.is_none() {
             self.push(Op::Alu { function, to, inputs });
             return Ok(true);
         }
-        let result = self.temporary();
+        let mut result = self.temporary();
         self.push(Op::Alu { function, to: result, inputs });
+        if let Some(tiny) = tiny {
+            let (is_tiny, flushed) = (self.temporary(), self.temporary());
+            self.push(Op::Alu { function: tiny, to: is_tiny, inputs });
+            let inputs = [Slot::Register(result), Slot::Register(is_tiny), none];
+            self.push(Op::Alu { function: FLUSH_TINY_32, to: flushed, inputs });
+            result = flushed;
+        }
         self.chain(chain, Slot::Register(result), to);
         Ok(true)
     }

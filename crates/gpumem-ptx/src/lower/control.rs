@@ -2,6 +2,7 @@
 
 use super::modifiers::Modifiers;
 use super::{Lower, Result};
+use crate::error::short;
 use crate::program::{Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote};
 use crate::syntax::{Formal, Instruction, Operand, Space, Type};
 
@@ -30,7 +31,8 @@ impl<'s, 't> Lower<'s, 't> {
                     return Err(self.wrong("a list of labels is expected"));
                 };
                 let list = self.find(&self.lists, name, instruction.scope).cloned();
-                let list = list.ok_or_else(|| self.wrong(format!("there is no list of labels `{name}`")))?;
+                let list =
+                    list.ok_or_else(|| self.wrong(format!("there is no list of labels `{}`", short(name))))?;
                 self.jumps.push((self.program.steps.len(), list, instruction.scope, instruction.place));
                 self.push(Op::BranchTable { targets: Box::default(), index });
             }
@@ -68,7 +70,8 @@ impl<'s, 't> Lower<'s, 't> {
         let (target, formals) = match function {
             Operand::Symbol(name, 0) => {
                 let number = self.functions.get(name).copied();
-                let number = number.ok_or_else(|| self.wrong(format!("there is no function `{name}`")))?;
+                let number =
+                    number.ok_or_else(|| self.wrong(format!("there is no function `{}`", short(name))))?;
                 (Callee::Routine(self.routine_of(number)), Some(&self.source.functions[number]))
             }
             other => (Callee::Register(self.value(other, Type::B64)?), None),

@@ -23,12 +23,12 @@ pub(crate) fn choose(name: &str, of: Type) -> Option<Alu> {
         ($value:ty) => {
             match name {
                 "eq" => alu!(|a: $value, b: $value| a == b),
-                "ne" => alu!(|a: $value, b: $value| a < b || a > b),
+                "ne" => alu!(|a: $value, b: $value| a.partial_cmp(&b).is_some_and(|order| order.is_ne())),
                 "lt" => alu!(|a: $value, b: $value| a < b),
                 "le" => alu!(|a: $value, b: $value| a <= b),
                 "gt" => alu!(|a: $value, b: $value| a > b),
                 "ge" => alu!(|a: $value, b: $value| a >= b),
-                "equ" => alu!(|a: $value, b: $value| !(a < b || a > b)),
+                "equ" => alu!(|a: $value, b: $value| a.partial_cmp(&b).is_none_or(|order| order.is_eq())),
                 "neu" => alu!(|a: $value, b: $value| a != b),
                 "ltu" => alu!(|a: $value, b: $value| a.partial_cmp(&b).is_none_or(|order| order.is_lt())),
                 "leu" => alu!(|a: $value, b: $value| a.partial_cmp(&b).is_none_or(|order| order.is_le())),

@@ -62,6 +62,26 @@ pub(crate) const SATURATE_32: Alu = alu!(|a: f32| if a > 0.0 { a.min(1.0) } else
 pub(crate) const SATURATE_64: Alu = alu!(|a: f64| if a > 0.0 { a.min(1.0) } else { 0.0 });
 pub(crate) const FLUSH_32: Alu = alu!(|a: f32| flushed(a));
 
+/// Flushes a result that is tiny, before rounding or after.
+pub(crate) const FLUSH_TINY_32: Alu =
+    alu!(|result: f32, is_tiny: bool| if is_tiny { 0.0_f32.copysign(result) } else { flushed(result) });
+
+/// Whether the exact result of an operation is below the normal numbers, although it may be rounded to one: with `ftz` it is flushed.
+/// `None` for operations whose tiny results are exact.
+pub(crate) fn tiny_32(name: &str) -> Option<Alu> {
+    const LEAST: f64 = f32::MIN_POSITIVE as f64;
+    Some(match name {
+        // A product of two numbers of 24 bits is exact in 53.
+        "mul" => alu!(|a: f32, b: f32| (f64::from(a) * f64::from(b)).abs() < LEAST),
+        "fma" | "mad" => {
+            alu!(|a: f32, b: f32, c: f32| (f64::from(a) * f64::from(b) + f64::from(c)).abs() < LEAST)
+        }
+        "div" => alu!(|a: f32, b: f32| (f64::from(a) / f64::from(b)).abs() < LEAST),
+        "rcp" => alu!(|a: f32| (1.0 / f64::from(a)).abs() < LEAST),
+        _ => return None,
+    })
+}
+
 /// An operation by its name, such as `add`, `fma`, `min.nan`, `ex2.approx`.
 pub(crate) fn choose(name: &str, of: Type, rounding: Rounding) -> Option<Alu> {
     match of {

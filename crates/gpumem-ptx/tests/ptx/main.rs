@@ -1,5 +1,8 @@
 //! Kernels run from their text: values, branches, barriers, calls, and the mistakes that are found.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::single_range_in_vec_init, reason = "accesses are lists of ranges")]
+
 mod control;
 mod memory;
 mod mistakes;

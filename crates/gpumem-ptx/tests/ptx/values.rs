@@ -50,8 +50,11 @@ fn fractions() {
     assert_eq!(float("mov.f32 %f0, 0f3F800000; add.rp.f32 %f1, %f0, 0f33800000;"), 1.0_f32.next_up());
     assert_eq!(float("fma.rn.sat.f32 %f1, 0f40000000, 0f40000000, 0f3F800000;"), 1.0);
     assert_eq!(float("mul.rn.ftz.f32 %f1, 0f00400000, 0f40000000;"), 0.0);
-    assert_eq!(float("sqrt.rm.f32 %f1, 0f40000000;"), 1.414_213_5);
-    assert_eq!(float("sqrt.rp.f32 %f1, 0f40000000;"), 1.414_213_7);
+    // Tiny before rounding, and the least normal number after it.
+    assert_eq!(float("mul.rn.ftz.f32 %f1, 0f3F7FFFFF, 0f00800000;"), 0.0);
+    assert_eq!(float("mul.rn.f32 %f1, 0f3F7FFFFF, 0f00800000;"), f32::MIN_POSITIVE);
+    assert_eq!(float("sqrt.rm.f32 %f1, 0f40000000;"), core::f32::consts::SQRT_2);
+    assert_eq!(float("sqrt.rp.f32 %f1, 0f40000000;"), core::f32::consts::SQRT_2.next_up());
     assert_eq!(word("div.rn.f32 %f0, 0f00000000, 0f00000000; mov.b32 %r1, %f0;"), 0x7fff_ffff);
     assert_eq!(word("max.f32 %f0, 0f80000000, 0f00000000; mov.b32 %r1, %f0;"), 0);
     assert_eq!(word("min.NaN.f32 %f0, 0f7FC00000, 0f00000000; mov.b32 %r1, %f0;"), 0x7fff_ffff);
