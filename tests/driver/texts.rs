@@ -65,9 +65,12 @@ fn on_driver(raw: &Raw, text: &str, kernels: usize, input: &[u64]) -> Vec<Vec<u6
     let (mut loaded, driver) = (null_mut(), &raw.driver);
     let (input_bytes, output_bytes) = (size_of_val(input), THREADS * WORDS_OUT * 8);
     let (mut from, mut to) = (raw.alloc(input_bytes).unwrap(), raw.alloc(output_bytes).unwrap());
+    // The vendor's compiler does not optimise: when it does, it folds some instructions as if their operands were never the least integer,
+    // or never NaN.
+    let (mut option, mut level) = (CUjit_option::CU_JIT_OPTIMIZATION_LEVEL, null_mut());
     // SAFETY: pointers are to locals that outlive the calls, as large as the calls say; kernels stay within the two allocations.
     unsafe {
-        driver.cuModuleLoadData(&mut loaded, text.as_ptr().cast()).unwrap();
+        driver.cuModuleLoadDataEx(&mut loaded, text.as_ptr().cast(), 1, &mut option, &mut level).unwrap();
         driver.cuMemcpyHtoD_v2(from, input.as_ptr().cast(), input_bytes).unwrap();
         let outputs = (0..kernels).map(|number| {
             let mut function = null_mut();

@@ -165,7 +165,7 @@ impl<'s, 't> Lower<'s, 't> {
             }
         }
         let mut chain = Vec::new();
-        let tiny = if is_flushing { float::tiny_32(&full) } else { None };
+        let tiny = if is_flushing { float::tiny_32(&full, rounding) } else { None };
         if is_flushing && tiny.is_none() {
             chain.push(FLUSH_32);
         }

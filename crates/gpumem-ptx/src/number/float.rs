@@ -66,20 +66,44 @@ pub(crate) const FLUSH_32: Alu = alu!(|a: f32| flushed(a));
 pub(crate) const FLUSH_TINY_32: Alu =
     alu!(|result: f32, is_tiny: bool| if is_tiny { 0.0_f32.copysign(result) } else { flushed(result) });
 
-/// Whether the exact result of an operation is below the normal numbers, although it may be rounded to one: with `ftz` it is flushed.
-/// `None` for operations whose tiny results are exact.
-pub(crate) fn tiny_32(name: &str) -> Option<Alu> {
+/// Whether the result of an operation is below the normal numbers when it is rounded to as many bits as they have: with `ftz` it is flushed,
+/// although rounding it to the coarser bits there may give a normal number. `None` for operations whose tiny results are exact.
+pub(crate) fn tiny_32(name: &str, rounding: Rounding) -> Option<Alu> {
+    macro_rules! with {
+        ($($rounding:ident),*) => {
+            match (name, rounding) {
+                $(
+                    // A product of two numbers of 24 bits is exact in 53.
+                    ("mul", Rounding::$rounding) => alu!(|a: f32, b: f32| {
+                        is_tiny(f64::from(a) * f64::from(b), Rounding::$rounding)
+                    }),
+                    ("fma" | "mad", Rounding::$rounding) => alu!(|a: f32, b: f32, c: f32| {
+                        is_tiny(f64::from(a) * f64::from(b) + f64::from(c), Rounding::$rounding)
+                    }),
+                    ("div", Rounding::$rounding) => alu!(|a: f32, b: f32| {
+                        is_tiny(f64::from(a) / f64::from(b), Rounding::$rounding)
+                    }),
+                    ("rcp", Rounding::$rounding) => alu!(|a: f32| is_tiny(1.0 / f64::from(a), Rounding::$rounding)),
+                )*
+                _ => return None,
+            }
+        };
+    }
+    Some(with!(Near, Zero, Down, Up))
+}
+
+fn is_tiny(exact: f64, rounding: Rounding) -> bool {
     const LEAST: f64 = f32::MIN_POSITIVE as f64;
-    Some(match name {
-        // A product of two numbers of 24 bits is exact in 53.
-        "mul" => alu!(|a: f32, b: f32| (f64::from(a) * f64::from(b)).abs() < LEAST),
-        "fma" | "mad" => {
-            alu!(|a: f32, b: f32, c: f32| (f64::from(a) * f64::from(b) + f64::from(c)).abs() < LEAST)
-        }
-        "div" => alu!(|a: f32, b: f32| (f64::from(a) / f64::from(b)).abs() < LEAST),
-        "rcp" => alu!(|a: f32| (1.0 / f64::from(a)).abs() < LEAST),
-        _ => return None,
-    })
+    // The last number of 24 bits below it, and the middle between both.
+    const BELOW: f64 = LEAST * (1.0 - f32::EPSILON as f64 / 2.0);
+    const MIDDLE: f64 = LEAST * (1.0 - f32::EPSILON as f64 / 4.0);
+    let size = exact.abs();
+    match rounding {
+        Rounding::Near => size < MIDDLE,
+        Rounding::Up if exact > 0.0 => size <= BELOW,
+        Rounding::Down if exact < 0.0 => size <= BELOW,
+        _ => size < LEAST,
+    }
 }
 
 /// An operation by its name, such as `add`, `fma`, `min.nan`, `ex2.approx`.
