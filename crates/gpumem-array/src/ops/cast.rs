@@ -40,8 +40,8 @@ readers! {
         view.cast_to(view.gpu())
     }
 
-    /// Like [`GpuView::cast`], with the result at another place: in memory of another kind, or on another device. Between devices, the
-    /// elements cross the link in the smaller of both types.
+    /// Like [`GpuView::cast`](crate::GpuView::cast), with the result at another place: in memory of another kind, or on another device.
+    /// Between devices, the elements cross the link in the smaller of both types.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -55,7 +55,7 @@ readers! {
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::cast`] and [`GpuView::copy_to`].
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::cast`](crate::GpuView::cast) and [`GpuView::copy_to`](crate::GpuView::copy_to).
     pub fn cast_to[U: Element, P: Place + ?Sized](view, place: &P) -> Result<GpuArray<U, D, P::Kind>, ArrayError>
     where (T: Cast<U>) {
         let gpu = place.gpu();
@@ -96,7 +96,7 @@ readers! {
     /// # Errors
     ///
     /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
-    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_array`] and [`GpuView::cast`].
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::to_array`](crate::GpuView::to_array) and [`GpuView::cast`](crate::GpuView::cast).
     pub fn to_array_cast[U: Element](view) -> Result<Array<U, D>, ArrayError>
     where (T: Cast<U>) {
         if size_of::<T>() > size_of::<U>() {
