@@ -5,7 +5,7 @@
 mod arrays;
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaSlice, DriverError};
+use cudarc::driver::{CudaContext, CudaSlice, DriverError, LaunchConfig, PushKernelArg};
 use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::{Device, Pool, PoolError};
 use std::error::Error;
@@ -302,22 +302,34 @@ fn ownership() -> Checked {
     Ok(())
 }
 
-/// A kernel that the simulator has no function for is not found; a GPU would find it.
+/// A kernel runs from its text, in the order of its stream.
 fn modules() -> Checked {
     let context = CudaContext::new(0)?;
-    let module = context.load_module(cudarc::nvrtc::Ptx::from_src(EMPTY_KERNEL))?;
-    let function = module.load_function("does_nothing");
-    assert!(function.is_err_and(|error| error.0 == CUresult::CUDA_ERROR_NOT_FOUND));
+    let stream = context.new_stream()?;
+    let module = context.load_module(cudarc::nvrtc::Ptx::from_src(DOUBLE))?;
+    let function = module.load_function("double")?;
+    let mut values = stream.clone_htod(&[1_u32, 20, 300])?;
+    let shape = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (3, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: each of the three threads changes the value of its number.
+    unsafe { stream.launch_builder(&function).arg(&mut values).launch(shape)? };
+    assert_eq!(stream.clone_dtoh(&values)?, [2, 40, 600]);
     Ok(())
 }
 
-const EMPTY_KERNEL: &str = "
+const DOUBLE: &str = "
 .version 7.0
 .target sm_70
 .address_size 64
-
-.visible .entry does_nothing(.param .u64 does_nothing_param_0)
-{
+.visible .entry double(.param .u64 values) {
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd0, [values];
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %rd1, %r0, 4;
+    add.u64 %rd0, %rd0, %rd1;
+    ld.global.u32 %r1, [%rd0];
+    add.u32 %r1, %r1, %r1;
+    st.global.u32 [%rd0], %r1;
     ret;
 }
 ";
