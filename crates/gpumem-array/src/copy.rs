@@ -145,8 +145,6 @@ readers! {
     /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` of another driver.
     /// - [`ArrayError::TooManyElements`] if the view repeats elements, and all of them exceed the address space.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-    /// - Unless the elements are contiguous or rows of at least 64 bytes at a pitch, [`ArrayError::NoSuchKernel`] on the simulator without the feature
-    ///   `sim`.
     pub fn to_owned(view) -> Result<GpuArray<T, D>, ArrayError> {
         view.to_order(view.layout().order().unwrap_or(ElementOrder::Row))
     }

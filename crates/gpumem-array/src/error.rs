@@ -85,7 +85,7 @@ pub enum ArrayError {
     HostFull { size_bytes: usize },
     /// A module has no kernel with this name, or the simulator has no Rust function for it.
     #[error(
-        "no kernel {:?} in the module; check the name (the kernel must be extern \"C\"); on the simulator, register a Rust function of that name (for the kernels of gpumem-array, enable its feature `sim`)",
+        "no kernel {:?} in the module; check the name (the kernel must be extern \"C\")",
         Shown::name(.name)
     )]
     NoSuchKernel { name: String },

@@ -513,8 +513,8 @@ impl Gpu {
         self.0.stream.synchronize().map_err(|error| self.with_kernel_name(error.into()))
     }
 
-    /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator. Kernels of a
-    /// [`KernelSource`] without a declaration require a Rust twin there, registered with `gpumem_sim::Sim::register`.
+    /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator. PTX without
+    /// twins runs on both.
     ///
     /// The driver compiles PTX during this call, which can take a tenth of a second.
     ///
@@ -540,8 +540,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if the driver cannot load them; [`ArrayError::NoSuchKernel`] on the simulator without the feature
-    /// `sim`.
+    /// [`ArrayError::Pool`] if the driver cannot load them.
     pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
         self.library().preload(T::TYPE)
     }

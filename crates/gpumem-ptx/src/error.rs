@@ -10,7 +10,7 @@ pub(crate) struct Place {
     pub(crate) column: u32,
 }
 
-/// What is wrong with a PTX text, and where. Displays as `line 12, column 3: …`.
+/// A problem in a PTX text, with its place. Displays as `line 12, column 3: …`.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {what}")]
 pub struct PtxError {
@@ -18,7 +18,7 @@ pub struct PtxError {
     pub line: u32,
     /// The column, from 1.
     pub column: u32,
-    /// What is wrong there.
+    /// The problem.
     pub what: PtxProblem,
 }
 

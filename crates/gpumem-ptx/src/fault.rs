@@ -12,7 +12,7 @@ pub struct KernelMistake {
     pub block: [u32; 3],
     /// The thread in the block.
     pub thread: [u32; 3],
-    /// What it did.
+    /// The mistake.
     pub mistake: Mistake,
 }
 
@@ -23,7 +23,7 @@ fn triple([x, y, z]: &[u32; 3]) -> String {
     format!("({x}, {y}, {z})")
 }
 
-/// What a kernel did wrong.
+/// A kind of mistake.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
@@ -72,7 +72,7 @@ pub enum Mistake {
     /// No thread of the block can go on.
     #[error("waits for ever: {}", Shown::sentence(.why))]
     Deadlock {
-        /// What it waits for.
+        /// The reason.
         why: String,
     },
     /// The kernel executed `trap`.

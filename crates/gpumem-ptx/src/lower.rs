@@ -217,7 +217,7 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(())
     }
 
-    /// What has this name in a scope or in one around it.
+    /// Looks a name up in a scope and in those around it.
     fn find<'m, V>(&self, map: &'m HashMap<(u32, &'t str), V>, name: &'t str, scope: u32) -> Option<&'m V> {
         let mut scope = scope;
         loop {

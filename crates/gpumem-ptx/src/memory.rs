@@ -24,9 +24,9 @@ pub struct Region<'m> {
 /// The bytes that a launch accessed, as ranges of addresses in rising order with gaps between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// What was read.
+    /// The ranges that were read.
     pub reads: Vec<Range<u64>>,
-    /// What was written, atomics included.
+    /// The ranges that were written, atomics included.
     pub writes: Vec<Range<u64>>,
 }
 

@@ -163,7 +163,7 @@ pub(crate) fn check(profile: Profile) -> Result<()> {
     all.env("PYTHONPATH", &site).env("LD_LIBRARY_PATH", &drop_in).env("GPUMEM_DRIVER", "drop-in");
     all.env("WHEEL", &wheel).env("MYPY", environment()?);
     succeed(&mut all, "a test of the Python package")?;
-    // Kernels of arrays have twins in the extension, which the drop-in does not know.
+    // The extension has a simulator of its own.
     let mut dlpack = python();
     dlpack.args(["-m", "unittest", "--verbose", "test_dlpack"]).current_dir(&tests);
     dlpack.env("PYTHONPATH", numpy()?).env("DLPACK_EXTENSION", extension()?);

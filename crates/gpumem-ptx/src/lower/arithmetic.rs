@@ -80,7 +80,7 @@ impl<'s, 't> Lower<'s, 't> {
         Ok((self.target(&instruction.operands[0])?, inputs))
     }
 
-    /// What has a name, modifiers and one type.
+    /// Lowers an instruction of one type that is no special case above.
     fn general(
         &mut self,
         instruction: &'s Instruction<'t>,

@@ -217,7 +217,7 @@ fn is_in(address: u64, window: u64) -> bool {
     address.wrapping_sub(window) < WINDOW_BYTES
 }
 
-/// What an atomic makes of the old value and its operands.
+/// The function of an atomic: from the old value and the operands to the new value.
 fn atomic_function(name: &str, of: Type) -> Option<fn(u64, u64, u64) -> u64> {
     Some(match (name, of) {
         ("exch", Type::B32 | Type::B64) => |_, b, _| b,

@@ -4,7 +4,7 @@ use crate::error::{PtxError, short};
 use crate::number::float::Rounding;
 use crate::syntax::{Instruction, Space, Type};
 
-/// The name of an instruction and the modifiers that nobody has taken yet.
+/// The name of an instruction, and its modifiers that are not taken yet.
 #[derive(Clone)]
 pub(super) struct Modifiers<'s, 't> {
     pub(super) name: &'t str,
