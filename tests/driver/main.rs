@@ -8,6 +8,7 @@ mod calls;
 mod capture;
 mod conformance;
 mod managed;
+mod mistakes;
 mod peers;
 mod pool_kinds;
 mod reuse;

@@ -1,7 +1,7 @@
 //! What a driver computes from a PTX text is what `gpumem-ptx` computes from it, to the bit.
 
 use gpumem_adapt::array::pool::sys::types::*;
-use gpumem_ptx::{DeviceMemory, Launch, Module, Region};
+use gpumem_ptx::{Checks, DeviceMemory, Launch, Module, Region};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::Raw;
 use gpumem_tests::fixtures::random_ptx::{WORDS_IN, WORDS_OUT, forms, module, module_of};
@@ -107,8 +107,9 @@ fn on_host(module: &Module, number: usize, input: &[u64]) -> Vec<u64> {
         variables: &[],
         seed: 1,
         steps_max: 1 << 20,
+        checks: Checks::default(),
     };
-    entry.run(launch, &buffers).1.unwrap();
+    assert_eq!(entry.run(launch, &buffers).unwrap().mistake, None);
     let bytes: Vec<u8> = buffers.output.iter().map(Cell::get).collect();
     bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }

@@ -25,6 +25,7 @@ pub mod driver {
 pub mod fixtures {
     pub mod backends;
     pub mod entry_points;
+    pub mod mistakes;
     pub mod pattern;
     pub mod pool_fixture;
     pub mod random_ptx;

@@ -2,12 +2,14 @@
 
 use gpumem_sys::text::{Shown, debug_is_display};
 
-/// A mistake of a kernel, and the place of it. Displays as `line 12, block (0, 0, 0), thread (3, 0, 0): …`.
+/// A mistake of a kernel, and the place of it. Displays as `line 12 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0): …`.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}, block {}, thread {}: {mistake}", triple(.block), triple(.thread))]
+#[error("{}: {mistake}", self.place())]
 pub struct KernelMistake {
     /// The line of the PTX, from 1.
     pub line: u32,
+    /// The file and line of the source, if the text states them (`-lineinfo` of the compiler): `scale.cu:3`.
+    pub source_line: Option<String>,
     /// The block in the grid.
     pub block: [u32; 3],
     /// The thread in the block.
@@ -16,11 +18,29 @@ pub struct KernelMistake {
     pub mistake: Mistake,
 }
 
+impl KernelMistake {
+    /// Where it happened: `line 12 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0)`.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let Self { line, block, thread, .. } = self;
+        format!(
+            "line {line}{}, block {}, thread {}",
+            source(&self.source_line),
+            triple(block),
+            triple(thread)
+        )
+    }
+}
+
 debug_is_display!(KernelMistake);
 debug_is_display!(Mistake);
 
 fn triple([x, y, z]: &[u32; 3]) -> String {
     format!("({x}, {y}, {z})")
+}
+
+fn source(line: &Option<String>) -> String {
+    line.as_ref().map_or_else(String::new, |line| format!(" ({})", Shown::name(line)))
 }
 
 /// A kind of mistake.
@@ -75,6 +95,51 @@ pub enum Mistake {
         /// The reason.
         why: String,
     },
+    /// Two threads access the same bytes, at least one of them to write, and nothing orders them. Looked for on request.
+    #[error(
+        "{} {size_bytes} bytes at {address:#x} of {space} memory; thread {} of block {} {} them at line {other_line}, and nothing orders the two",
+        verb(*.is_write), triple(.other_thread), triple(.other_block), past(*.is_other_write)
+    )]
+    Race {
+        /// `"shared"` or `"global"`.
+        space: &'static str,
+        /// The address, or the distance from the beginning of the shared memory.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+        /// True for a write.
+        is_write: bool,
+        /// The line of the access of the other thread.
+        other_line: u32,
+        /// The block of the other thread.
+        other_block: [u32; 3],
+        /// The other thread.
+        other_thread: [u32; 3],
+        /// True if the other access is a write.
+        is_other_write: bool,
+    },
+    /// A read of bytes that nobody has written. Looked for on request.
+    #[error("reads {size_bytes} bytes at {address:#x} of {space} memory, which nobody has written")]
+    Uninitialised {
+        /// `"shared"`, `"local"` or `"global"`.
+        space: &'static str,
+        /// The address, or the distance from the beginning of the shared or local memory.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+    },
+    /// An `assert` of the kernel failed.
+    #[error("{}:{line}: {}: assertion `{}` failed", Shown::name(.file), Shown::name(.function), Shown::sentence(.text))]
+    Assert {
+        /// The asserted expression.
+        text: String,
+        /// The file of the source.
+        file: String,
+        /// The line of the source.
+        line: u32,
+        /// The function.
+        function: String,
+    },
     /// The kernel executed `trap`.
     #[error("stopped itself (`trap`)")]
     Trap,
@@ -87,6 +152,10 @@ pub enum Mistake {
     /// The kernel took more steps than the launch allows.
     #[error("is not done after {0} steps of warps")]
     TooLong(u64),
+}
+
+fn past(is_write: bool) -> &'static str {
+    if is_write { "wrote" } else { "read" }
 }
 
 fn verb(is_write: bool) -> &'static str {

@@ -1,11 +1,11 @@
 //! Runs PTX, the text of CUDA kernels, on the host, without a GPU.
 //!
-//! [`Module::parse`] checks a text. [`Entry::run`] runs a kernel on memory that the caller provides ([`DeviceMemory`]), and returns the bytes
-//! that it read and wrote, with the first mistake if there is one. Streams, allocations and order are not known here: `gpumem-sim` has
+//! [`Module::parse`] checks a text. [`Entry::run`] runs a kernel on memory that the caller provides ([`DeviceMemory`]), and returns what it did:
+//! the bytes that it read and wrote, what it printed, the first mistake if there is one. Streams, allocations and order are not known here: `gpumem-sim` has
 //! them, and runs whole CUDA programs with this crate.
 //!
 //! ```
-//! use gpumem_ptx::{DeviceMemory, Launch, Module, Region};
+//! use gpumem_ptx::{Checks, DeviceMemory, Launch, Module, Region};
 //!
 //! struct NoMemory;
 //! impl DeviceMemory for NoMemory {
@@ -27,11 +27,11 @@
 //! )?;
 //! let (grid, block) = ([1; 3], [32, 1, 1]);
 //! let launch =
-//!     Launch { grid, block, shared_bytes: 0, parameters: &[], variables: &[], seed: 0, steps_max: 1000 };
+//!     Launch { grid, block, shared_bytes: 0, parameters: &[], variables: &[], seed: 0, steps_max: 1000, checks: Checks::default() };
 //! let entry = module.entry("half_a_warp").ok_or("no such kernel")?;
-//! let (_, outcome) = entry.run(launch, &NoMemory);
+//! let outcome = entry.run(launch, &NoMemory)?;
 //! assert_eq!(
-//!     outcome.err().ok_or("no mistake")?.to_string(),
+//!     outcome.mistake.ok_or("no mistake")?.to_string(),
 //!     "line 7, block (0, 0, 0), thread (0, 0, 0): waits at barrier 0, which thread (16, 0, 0) of its warp does not reach with it"
 //! );
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -69,7 +69,7 @@ pub use fault::{KernelMistake, Mistake};
 pub use memory::{DeviceMemory, Region, Touched};
 pub use module::{Entry, Module, ModuleVariable};
 pub use program::Parameter;
-pub use run::Launch;
+pub use run::{Checks, Launch, Outcome};
 
 /// The examples of the README.
 #[cfg(doctest)]

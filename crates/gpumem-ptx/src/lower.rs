@@ -11,7 +11,7 @@ use crate::lower::modifiers::Modifiers;
 use crate::number::Alu;
 use crate::parse::{double_as, single_as};
 use crate::program::{
-    Access, Constant, FUNCTIONS, Guard, Location, Memory, Op, Program, Routine, Slot, Special, Step,
+    Access, Constant, FUNCTIONS, Guard, Location, Memory, Op, Order, Program, Routine, Slot, Special, Step,
     clock_bytes, low_bits,
 };
 use crate::syntax::{Formal, Function, Instruction, Operand, Source, Space, Statement, Type};
@@ -82,6 +82,8 @@ impl<'s, 't> Lower<'s, 't> {
                 shared_bytes: 0,
                 dynamic_align: 16,
                 sites: 0,
+                source_lines: Vec::new(),
+                files: source.files.iter().map(|(number, name)| (*number, name.to_string())).collect(),
             },
             queue: Vec::new(),
             constants: HashMap::new(),
@@ -239,6 +241,11 @@ impl<'s, 't> Lower<'s, 't> {
     fn instruction(&mut self, instruction: &'s Instruction<'t>) -> Result<()> {
         self.place = instruction.place;
         self.guard = None;
+        let (step, lines) = (self.program.steps.len() as u32, &mut self.program.source_lines);
+        let (file, line) = instruction.source_line.unwrap_or((u32::MAX, 0));
+        if lines.last().is_none_or(|(_, last_file, last_line)| (*last_file, *last_line) != (file, line)) {
+            lines.push((step, file, line));
+        }
         if let Some((register, is_negated)) = instruction.guard {
             if self.current().registers[register as usize] != Type::Pred {
                 return Err(self.wrong("the guard is no predicate"));
@@ -469,7 +476,7 @@ impl<'s, 't> Lower<'s, 't> {
         let site = self.program.sites;
         self.program.sites += 1;
         let bytes = element.bytes() as u8;
-        Ok(Access { space: memory, at, offset_bytes, bytes, count, site })
+        Ok(Access { space: memory, at, offset_bytes, bytes, count, site, order: Order::default() })
     }
 }
 

@@ -1,12 +1,11 @@
 //! A module that was parsed and checked, and its kernels.
 
 use crate::error::PtxError;
-use crate::fault::KernelMistake;
 use crate::lower::{layout, lower};
-use crate::memory::{DeviceMemory, Touched};
+use crate::memory::DeviceMemory;
 use crate::parse::parse;
 use crate::program::{Constant, Parameter, Program};
-use crate::run::{Launch, run};
+use crate::run::{Launch, Outcome, run};
 use crate::syntax::{DatumValue, Space};
 
 /// A parsed text.
@@ -207,15 +206,15 @@ impl Entry {
         self.program.as_ref().err()
     }
 
-    /// Runs a launch. Returns what it accessed, up to a mistake if there is one. A kernel that is [`Entry::unsupported`] does nothing.
+    /// Runs a launch up to the first mistake.
     ///
     /// # Errors
     ///
-    /// [`KernelMistake`] for the first mistake.
-    pub fn run(&self, launch: Launch<'_>, memory: &dyn DeviceMemory) -> (Touched, Result<(), KernelMistake>) {
+    /// The instruction of a kernel that is [`Entry::unsupported`], which does nothing.
+    pub fn run(&self, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Result<Outcome, PtxError> {
         match &self.program {
-            Ok(program) => run(program, launch, memory),
-            Err(_) => (Touched::default(), Ok(())),
+            Ok(program) => Ok(run(program, launch, memory)),
+            Err(unsupported) => Err(unsupported.clone()),
         }
     }
 }

@@ -14,7 +14,8 @@ pub(crate) const VERSION_MAX: (u32, u32) = (9, 0);
 
 /// Parses a module's text.
 pub(crate) fn parse(text: &str) -> Result<Source<'_>> {
-    let mut parser = Parser { words: Words::new(text), source: Source::default(), scopes: Vec::new() };
+    let mut parser =
+        Parser { words: Words::new(text), source: Source::default(), scopes: Vec::new(), source_line: None };
     parser.module()?;
     Ok(parser.source)
 }
@@ -24,6 +25,8 @@ struct Parser<'t> {
     source: Source<'t>,
     /// The open scopes of the body that is read.
     scopes: Vec<Scope<'t>>,
+    /// What the last `.loc` of the body stated.
+    source_line: Option<(u32, u32)>,
 }
 
 /// The names of a pair of braces.
@@ -154,10 +157,14 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Skips the name of a source.
+    /// The number and the name of a source.
     fn file(&mut self) -> Result<()> {
-        self.integer()?;
-        self.next()?;
+        let number = self.integer()?;
+        if let (Word::Text(name), _) = self.next()?
+            && let Ok(number) = u32::try_from(number)
+        {
+            self.source.files.insert(number, name);
+        }
         while self.take(b',')? {
             self.integer()?;
         }
@@ -439,6 +446,7 @@ impl<'t> Parser<'t> {
         let mut statements = Vec::new();
         let outer = self.scopes.len();
         self.open_scope();
+        self.source_line = None;
         while self.scopes.len() > outer {
             let (word, place) = self.next()?;
             match word {
@@ -515,11 +523,10 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Skips `.loc 1 12 3`, with or without the place of a call that was inlined.
+    /// `.loc 1 12 3`, with or without the place of a call that was inlined, which is skipped.
     fn location(&mut self) -> Result<()> {
-        for _ in 0..3 {
-            self.integer()?;
-        }
+        let [file, line, _] = [self.integer()?, self.integer()?, self.integer()?];
+        self.source_line = u32::try_from(file).ok().zip(u32::try_from(line).ok());
         while self.take(b',')? {
             match self.name()?.0 {
                 "inlined_at" => {
@@ -609,7 +616,7 @@ impl<'t> Parser<'t> {
             }
             self.expect(b';')?;
         }
-        Ok(Instruction { opcode, guard, operands, place, scope: self.scope() })
+        Ok(Instruction { opcode, guard, operands, place, scope: self.scope(), source_line: self.source_line })
     }
 
     /// An operand whose names are not resolved.

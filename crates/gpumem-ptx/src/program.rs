@@ -2,6 +2,7 @@
 
 use crate::number::Alu;
 use crate::syntax::Type;
+use std::collections::HashMap;
 
 /// Where an operand is: a register of the frame, a constant of the program, or a special register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,16 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
+    /// Orders the accesses of a thread before its later ones, for others.
+    Fence,
+    /// Formats a text: the addresses of the format and of the arguments.
+    Print {
+        to: u32,
+        format: Slot,
+        arguments: Slot,
+    },
+    /// A failed assertion: the addresses of its text, its file and its function, and the line.
+    Assert(Box<Assertion>),
     Barrier(Box<Barrier>),
     WarpBarrier {
         mask: Slot,
@@ -136,6 +147,16 @@ pub(crate) struct Access {
     pub(crate) count: u8,
     /// The number of this access among those of the program.
     pub(crate) site: u32,
+    pub(crate) order: Order,
+}
+
+/// What an access says about the order between threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// It is atomic or not weak.
+    pub(crate) is_strong: bool,
+    /// It releases what came before it without a fence.
+    pub(crate) is_release: bool,
 }
 
 /// A kind of memory, as an access names it.
@@ -151,6 +172,14 @@ pub(crate) enum Memory {
     Frame,
     /// The kernel's parameters.
     Parameters,
+}
+
+#[derive(Debug)]
+pub(crate) struct Assertion {
+    pub(crate) text: Slot,
+    pub(crate) file: Slot,
+    pub(crate) line: Slot,
+    pub(crate) function: Slot,
 }
 
 #[derive(Debug)]
@@ -348,6 +377,19 @@ pub(crate) struct Program {
     /// The alignment of the dynamic shared memory.
     pub(crate) dynamic_align: u64,
     pub(crate) sites: u32,
+    /// The lines of the sources, by the first step that each is for: the step, the file, the line.
+    pub(crate) source_lines: Vec<(u32, u32, u32)>,
+    /// The names of the files, by their numbers.
+    pub(crate) files: HashMap<u32, String>,
+}
+
+impl Program {
+    /// The line of the source that a step comes from, if the text says it: `kernel.cu:12`.
+    pub(crate) fn source_line(&self, step: u32) -> Option<String> {
+        let behind = self.source_lines.partition_point(|(first, ..)| *first <= step);
+        let (_, file, line) = *self.source_lines.get(behind.checked_sub(1)?)?;
+        self.files.get(&file).map(|name| format!("{name}:{line}"))
+    }
 }
 
 /// The parameters of a kernel, packed in order at their alignments.

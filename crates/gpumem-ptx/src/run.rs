@@ -3,7 +3,9 @@
 mod access;
 mod block;
 mod call;
+mod check;
 mod group;
+mod print;
 mod warp;
 
 use crate::fault::{KernelMistake, Mistake};
@@ -11,9 +13,12 @@ use crate::memory::{DeviceMemory, Ranges, Region, Touched};
 use crate::number::{LANES, Lanes};
 use crate::program::{Constant, Program};
 use crate::run::access::SiteRange;
-use crate::run::block::{Block, Progress};
+use crate::run::block::{Progress, RunningBlock};
+use crate::run::check::Checker;
 use core::ops::Range;
 use std::collections::VecDeque;
+
+pub use crate::run::check::Checks;
 
 /// A launch of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +37,21 @@ pub struct Launch<'l> {
     pub seed: u64,
     /// The steps of warps after which the kernel is stopped.
     pub steps_max: u64,
+    /// What else is looked for.
+    pub checks: Checks,
+}
+
+/// What a launch did.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The bytes that it accessed, up to the mistake that ended it if there is one.
+    pub touched: Touched,
+    /// The text that it printed.
+    pub printed: String,
+    /// What the [`Checks`] found. It did not end the launch.
+    pub hazards: Vec<KernelMistake>,
+    /// The mistake that ended it.
+    pub mistake: Option<KernelMistake>,
 }
 
 /// What all blocks of a launch share.
@@ -42,6 +62,10 @@ pub(crate) struct Run<'r> {
     pub(crate) shared_bytes: u64,
     pub(crate) steps: u64,
     pub(crate) random: u64,
+    /// The step that runs, if it is none of arithmetic.
+    pub(crate) at: u32,
+    pub(crate) checker: Option<Box<Checker<'r>>>,
+    pub(crate) printed: String,
     memory: &'r dyn DeviceMemory,
     /// What the memory has given so far, by the addresses, and the one that was used last.
     regions: Vec<Region<'r>>,
@@ -55,17 +79,13 @@ pub(crate) struct Run<'r> {
 /// Where a mistake happened, as the run knows it.
 pub(crate) struct Stopped {
     pub(crate) mistake: Mistake,
-    pub(crate) line: u32,
+    pub(crate) step: u32,
     /// The thread's number in the block.
     pub(crate) thread: u32,
 }
 
-/// Runs a kernel. The result has the accesses up to a mistake too.
-pub(crate) fn run(
-    program: &Program,
-    launch: Launch<'_>,
-    memory: &dyn DeviceMemory,
-) -> (Touched, Result<(), KernelMistake>) {
+/// Runs a kernel.
+pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Outcome {
     let dynamic = program.shared_bytes.next_multiple_of(program.dynamic_align);
     let constants = program.constants.iter().map(|constant| {
         let value = match *constant {
@@ -84,6 +104,10 @@ pub(crate) fn run(
         shared_bytes: dynamic + u64::from(launch.shared_bytes),
         steps: 0,
         random: launch.seed,
+        at: 0,
+        checker: (launch.checks != Checks::default())
+            .then(|| Box::new(Checker::new(launch.checks, program, launch.grid, launch.block))),
+        printed: String::new(),
         memory,
         regions: Vec::new(),
         last: 0,
@@ -91,8 +115,8 @@ pub(crate) fn run(
         reads: Ranges::new(),
         writes: Ranges::new(),
     };
-    let outcome = run.blocks();
-    (run.touched(), outcome)
+    let mistake = run.blocks().err();
+    run.outcome(mistake)
 }
 
 impl Run<'_> {
@@ -100,7 +124,7 @@ impl Run<'_> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
         let order = Order::new(total, self.next_random());
         let mut started = 0;
-        let mut waiting: VecDeque<Block> = VecDeque::new();
+        let mut waiting: VecDeque<RunningBlock> = VecDeque::new();
         let mut spare = Vec::new();
         loop {
             // A block that waits for another one, with a loop, makes room for it.
@@ -114,15 +138,17 @@ impl Run<'_> {
                         return Ok(());
                     }
                     started += 1;
-                    Block::new(self, order.at(started - 1), spare.pop())
+                    RunningBlock::new(self, order.at(started - 1), spare.pop())
                 }
             };
             match block.run(self) {
                 Ok(Progress::Done) => spare.push(block),
                 Ok(Progress::Slow) => waiting.push_back(block),
-                Err(Stopped { mistake, line, thread }) => {
+                Err(Stopped { mistake, step, thread }) => {
                     let thread = place(thread.into(), self.launch.block);
-                    return Err(KernelMistake { line, block: block.place, thread, mistake });
+                    let line = self.program.steps.get(step as usize).map_or(0, |step| step.line);
+                    let source_line = self.program.source_line(step);
+                    return Err(KernelMistake { line, source_line, block: block.place, thread, mistake });
                 }
             }
         }
@@ -137,13 +163,18 @@ impl Run<'_> {
         mixed ^ (mixed >> 31)
     }
 
-    fn touched(self) -> Touched {
+    fn outcome(self, mistake: Option<KernelMistake>) -> Outcome {
         let (mut reads, mut writes) = (self.reads, self.writes);
         for site in self.sites {
             if site.is_write { &mut writes } else { &mut reads }.add(site.range());
         }
         let finish = |ranges: Ranges| -> Vec<Range<u64>> { ranges.finish() };
-        Touched { reads: finish(reads), writes: finish(writes) }
+        Outcome {
+            touched: Touched { reads: finish(reads), writes: finish(writes) },
+            printed: self.printed,
+            hazards: self.checker.map_or_else(Vec::new, |checker| checker.into_hazards()),
+            mistake,
+        }
     }
 }
 

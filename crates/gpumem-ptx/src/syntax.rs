@@ -1,6 +1,7 @@
 //! A module as it is written: variables, functions, instructions. Names of registers and of variables in bodies are resolved. Pure.
 
 use crate::error::Place;
+use std::collections::HashMap;
 
 /// The type of a register, an element or an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,6 +175,8 @@ pub(crate) struct Instruction<'t> {
     pub(crate) operands: Vec<Operand<'t>>,
     pub(crate) place: Place,
     pub(crate) scope: u32,
+    /// The file's number and the line that `.loc` states.
+    pub(crate) source_line: Option<(u32, u32)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -208,6 +211,8 @@ pub(crate) struct Source<'t> {
     pub(crate) target: u32,
     pub(crate) variables: Vec<Variable>,
     pub(crate) functions: Vec<Function<'t>>,
+    /// The names of source files, by their numbers.
+    pub(crate) files: HashMap<u32, &'t str>,
     /// The parents of the scopes of labels. Scope 0 has none.
     pub(crate) scopes: Vec<u32>,
 }

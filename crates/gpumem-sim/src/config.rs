@@ -36,6 +36,7 @@ pub struct SimConfig {
     pub(crate) severed: BTreeSet<(u32, u32)>,
     pub(crate) is_looking_for_races: bool,
     pub(crate) is_unwritten_wanted: bool,
+    pub(crate) is_looking_inside_kernels: bool,
     pub(crate) takes_backtraces: bool,
     pub(crate) host_function_wait: Duration,
     pub(crate) schedule: Schedule,
@@ -53,6 +54,7 @@ impl SimConfig {
             costs: Costs::h200(),
             is_looking_for_races: true,
             is_unwritten_wanted: false,
+            is_looking_inside_kernels: false,
             takes_backtraces: false,
             host_function_wait: HOST_FUNCTION_WAIT,
             schedule: Schedule::Random,
@@ -166,6 +168,15 @@ impl SimConfig {
         self
     }
 
+    /// Reports races between the threads of one kernel, in shared and in global memory (default off: a kernel takes many times longer,
+    /// and about twenty bytes of host memory for each byte that it accesses). Kernels that run as Rust functions are not looked into.
+    /// With this check or [`SimConfig::uninitialised`] there are also unused bytes behind each small allocation of `cuMemAlloc`, so
+    /// that an overrun by little does not reach a neighbour.
+    pub fn kernel_races(mut self, is_looking: bool) -> Self {
+        self.is_looking_inside_kernels = is_looking;
+        self
+    }
+
     /// Records the call stack of each allocation, which findings then show (default off). Each allocation takes some microseconds
     /// longer.
     pub fn backtraces(mut self, takes: bool) -> Self {
@@ -219,6 +230,9 @@ impl SimConfig {
         if let Some(value) = read(RULES)? {
             config.rules = Rule::parse_list(&value).map_err(|error| bad(RULES, value, &error.to_string()))?;
         }
+        if let Some(value) = read(CHECKS)? {
+            (config.is_looking_inside_kernels, config.is_unwritten_wanted) = parse_checks(value)?;
+        }
         if let Some(value) = read(BACKTRACES)? {
             config.takes_backtraces = parse_backtraces(value)?;
         }
@@ -247,6 +261,7 @@ const MEMORY: &str = "GPUMEM_SIM_MEMORY";
 const INTEGRATED: &str = "GPUMEM_SIM_INTEGRATED";
 const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
 const RULES: &str = "GPUMEM_SIM_RULES";
+const CHECKS: &str = "GPUMEM_SIM_CHECKS";
 const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
 const LINKS: &str = "GPUMEM_SIM_LINKS";
 
@@ -280,6 +295,19 @@ fn parse_links(value: String) -> Result<bool, EnvError> {
     }
 }
 
+/// Whether races inside of kernels are looked for, and reads of unwritten memory.
+fn parse_checks(value: String) -> Result<(bool, bool), EnvError> {
+    let mut found = (false, false);
+    for check in value.split(',').map(str::trim).filter(|check| !check.is_empty()) {
+        match check {
+            "kernel-races" => found.0 = true,
+            "uninitialised" => found.1 = true,
+            _ => return Err(bad(CHECKS, value, "use `kernel-races`, `uninitialised` or both, with a comma")),
+        }
+    }
+    Ok(found)
+}
+
 fn parse_backtraces(value: String) -> Result<bool, EnvError> {
     match value.trim().to_lowercase().as_str() {
         "0" | "false" => Ok(false),
@@ -307,6 +335,12 @@ mod tests {
             (parse_backtraces("True".into()), parse_backtraces("FALSE".into())),
             (Ok(true), Ok(false))
         );
+        assert_eq!(parse_checks("uninitialised, kernel-races".into()), Ok((true, true)));
+        assert_eq!(
+            (parse_checks("".into()), parse_checks("kernel-races".into())),
+            (Ok((false, false)), Ok((true, false)))
+        );
+        assert!(parse_checks("races".into()).is_err());
         assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
         assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
         assert_eq!((parse_links("all".into()), parse_links(" None".into())), (Ok(true), Ok(false)));

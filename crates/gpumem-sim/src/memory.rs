@@ -148,7 +148,10 @@ impl Memory {
         let name = |allocation: &Allocation| {
             format!("the allocation of {} bytes at {:#x}", allocation.size_bytes, allocation.base)
         };
-        if let Some(allocation) = below(&self.at_run, address).filter(|a| a.holds(address, 0)) {
+        // The address behind an allocation may be that of another one, which is gone.
+        let gone = self.gone.iter().rev().find(covers);
+        let is_own = |found: &&Allocation| found.holds(address, if gone.is_some() { 1 } else { 0 });
+        if let Some(allocation) = below(&self.at_run, address).filter(is_own) {
             let offset_bytes = address - allocation.base;
             let text = format!(
                 "{size_bytes} bytes at {address:#x} run past the end of {} (offset {offset_bytes})",
@@ -166,7 +169,7 @@ impl Memory {
             );
             return (FaultKind::UseBeforeAllocation, text, Some(*allocation));
         }
-        match self.gone.iter().rev().find(covers) {
+        match gone {
             Some(allocation) => {
                 let (kind, what) = match allocation.is_mapped() {
                     true => (FaultKind::UseAfterUnmap, "unmapped"),

@@ -11,6 +11,8 @@ const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu11", "11.8.89");
 const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
 /// The newest accepted PTX version: drivers refuse PTX newer than themselves. 8.0 is that of CUDA 12.0.
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
+/// A source that names this option is compiled with it.
+const LINE_INFO: &str = "--generate-line-info";
 /// The folders with kernels, searched recursively.
 const FOLDERS: [&str; 4] = [
     "crates/gpumem-array/kernels",
@@ -117,6 +119,9 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
         "--std=c++17".to_string(),
         format!("--include-path={}", folder.display()),
     ];
+    if text.contains(LINE_INFO) {
+        options.push(LINE_INFO.to_string());
+    }
     if let Some((suffix, kind)) = element {
         options.push(format!("--define-macro=ELEMENT_SUFFIX={suffix}"));
         options.push(format!("--define-macro=ELEMENT_TYPE={kind}"));
@@ -126,7 +131,13 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
     let code = ptx.find(".version").context("NVRTC wrote no .version line")?;
     let code = ptx[code..].trim_end();
     check_version(code)?;
-    Ok(format!("// Made by `cargo xtask kernels` from {name}; do not edit.\n\n{code}\n"))
+    // NVRTC writes the path of its own folder before the name.
+    let lines = code.lines().map(|line| match line.split_once('"') {
+        Some((start, _)) if line.trim_start().starts_with(".file") => format!("{start}\"{name}\"\n"),
+        _ => format!("{line}\n"),
+    });
+    let code: String = lines.collect();
+    Ok(format!("// Made by `cargo xtask kernels` from {name}; do not edit.\n\n{code}"))
 }
 
 fn check_version(ptx: &str) -> Result<()> {

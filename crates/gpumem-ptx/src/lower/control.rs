@@ -3,7 +3,9 @@
 use super::modifiers::Modifiers;
 use super::{Lower, Result};
 use crate::error::short;
-use crate::program::{Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote};
+use crate::program::{
+    Access, Assertion, Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote,
+};
 use crate::syntax::{Formal, Instruction, Operand, Space, Type};
 
 impl<'s, 't> Lower<'s, 't> {
@@ -72,15 +74,24 @@ impl<'s, 't> Lower<'s, 't> {
                 let number = self.functions.get(name).copied();
                 let number =
                     number.ok_or_else(|| self.wrong(format!("there is no function `{}`", short(name))))?;
-                (Callee::Routine(self.routine_of(number)), Some(&self.source.functions[number]))
+                (Callee::Routine(number as u32), Some(&self.source.functions[number]))
             }
             other => (Callee::Register(self.value(other, Type::B64)?), None),
         };
+        if let Some(external) = formals.filter(|function| function.body.is_none())
+            && self.call_of_driver(external.name, arguments, results)?
+        {
+            return Ok(());
+        }
         if let Some(formals) = formals
             && (formals.parameters.len() != arguments.len() || formals.results.len() != results.len())
         {
             return Err(self.wrong("the function has another number of parameters"));
         }
+        let target = match target {
+            Callee::Routine(number) => Callee::Routine(self.routine_of(number as usize)),
+            other => other,
+        };
         let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Option<&'s [Formal]>| {
             operands
                 .iter()
@@ -110,6 +121,51 @@ impl<'s, 't> Lower<'s, 't> {
         let results = passed(self, results, formals.map(|function| &function.results[..]))?;
         self.push(Op::Call(Box::new(Call { target, arguments, results })));
         Ok(())
+    }
+
+    /// A call of a function that the driver has: `vprintf` and `__assertfail`. Returns false for another one.
+    fn call_of_driver(
+        &mut self,
+        name: &str,
+        arguments: &'s [Operand<'t>],
+        results: &'s [Operand<'t>],
+    ) -> Result<bool> {
+        let argument = |lower: &mut Self, index: usize, of: Type| match arguments.get(index) {
+            Some(Operand::Variable(variable, 0)) => {
+                let from = lower.frame_access(*variable, of)?;
+                let to = lower.temporary();
+                lower.push(Op::Load { to: [Some(to)].into(), from });
+                Ok(Slot::Register(to))
+            }
+            Some(other) => lower.value(other, of),
+            None => Err(lower.wrong("the function has another number of parameters")),
+        };
+        match name {
+            "vprintf" => {
+                let (format, values) = (argument(self, 0, Type::B64)?, argument(self, 1, Type::B64)?);
+                let to = match results.first() {
+                    Some(Operand::Register(register)) => *register,
+                    _ => self.temporary(),
+                };
+                self.push(Op::Print { to, format, arguments: values });
+                if let Some(Operand::Variable(variable, 0)) = results.first() {
+                    let access = self.frame_access(*variable, Type::B32)?;
+                    self.push(Op::Store { values: [Slot::Register(to)].into(), to: access });
+                }
+            }
+            "__assertfail" => {
+                let (text, file) = (argument(self, 0, Type::B64)?, argument(self, 1, Type::B64)?);
+                let (line, function) = (argument(self, 2, Type::B32)?, argument(self, 3, Type::B64)?);
+                self.push(Op::Assert(Box::new(Assertion { text, file, line, function })));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The beginning of a variable of the frame.
+    fn frame_access(&mut self, variable: u32, of: Type) -> Result<Access> {
+        self.access(&Operand::Address(Box::new(Operand::Variable(variable, 0)), 0), Space::Param, of, 1)
     }
 
     fn barrier(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {

@@ -22,8 +22,9 @@ impl<'s, 't> Lower<'s, 't> {
             "cvta" => self.convert_address(instruction, &mut modifiers)?,
             "isspacep" => self.is_space(instruction, &mut modifiers)?,
             "cp" => self.copy(instruction, &mut modifiers)?,
-            // Hints, and orders between accesses that take effect at once here.
-            "prefetch" | "prefetchu" | "discard" | "applypriority" | "membar" | "fence" => {}
+            // Hints.
+            "prefetch" | "prefetchu" | "discard" | "applypriority" => {}
+            "membar" | "fence" => self.push(Op::Fence),
             _ => return Ok(false),
         }
         Ok(true)
@@ -47,7 +48,7 @@ impl<'s, 't> Lower<'s, 't> {
 
     fn load(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let space = modifiers.space();
-        modifiers.take_order();
+        let order = modifiers.take_order();
         let len = Self::vector_len(modifiers);
         let of = modifiers.one_type()?;
         modifiers.finish()?;
@@ -55,7 +56,8 @@ impl<'s, 't> Lower<'s, 't> {
         if parts.len() != len || of == Type::Pred || of == Type::B128 {
             return Err(self.unknown(instruction));
         }
-        let from = self.access(self.operand(instruction, 1)?, space, of, len as u8)?;
+        let mut from = self.access(self.operand(instruction, 1)?, space, of, len as u8)?;
+        from.order = order;
         let mut to = Vec::new();
         let mut extended = Vec::new();
         for part in parts {
@@ -92,7 +94,7 @@ impl<'s, 't> Lower<'s, 't> {
 
     fn store(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let space = modifiers.space();
-        modifiers.take_order();
+        let order = modifiers.take_order();
         let len = Self::vector_len(modifiers);
         let of = modifiers.one_type()?;
         modifiers.finish()?;
@@ -101,14 +103,15 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(self.unknown(instruction));
         }
         let values = parts.iter().map(|part| self.value(part, of)).collect::<Result<_>>()?;
-        let to = self.access(self.operand(instruction, 0)?, space, of, len as u8)?;
+        let mut to = self.access(self.operand(instruction, 0)?, space, of, len as u8)?;
+        to.order = order;
         self.push(Op::Store { values, to });
         Ok(())
     }
 
     fn atomic(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let space = modifiers.space();
-        modifiers.take_order();
+        let order = modifiers.take_order();
         let of = modifiers.one_type()?;
         let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
         let name = modifiers.take_one(&names).ok_or_else(|| modifiers.unknown())?;
@@ -120,7 +123,8 @@ impl<'s, 't> Lower<'s, 't> {
             "cas" => self.value(self.operand(instruction, first + 2)?, of)?,
             _ => b,
         };
-        let at = self.access(self.operand(instruction, first)?, space, of, 1)?;
+        let mut at = self.access(self.operand(instruction, first)?, space, of, 1)?;
+        at.order = order;
         let to = match first {
             0 => None,
             _ => Some(self.target(self.operand(instruction, 0)?)?),

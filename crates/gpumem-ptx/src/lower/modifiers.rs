@@ -2,6 +2,7 @@
 
 use crate::error::{PtxError, short};
 use crate::number::float::Rounding;
+use crate::program::Order;
 use crate::syntax::{Instruction, Space, Type};
 
 /// The name of an instruction, and its modifiers that are not taken yet.
@@ -65,12 +66,15 @@ impl<'s, 't> Modifiers<'s, 't> {
         self.take_all(Space::of).first().copied().unwrap_or(Space::Generic)
     }
 
-    /// Takes what says when others see an access, how long it stays in caches, and how far it reaches: nothing of it changes the
-    /// values here, where one thread runs at a time and there are no caches.
-    pub(super) fn take_order(&mut self) {
+    /// Takes what says when others see an access, how long it stays in caches, and how far it reaches. Nothing of it changes the
+    /// values here, where one thread runs at a time and there are no caches; the order counts for the search for races.
+    pub(super) fn take_order(&mut self) -> Order {
+        let has = |words: &[&str]| self.rest.iter().any(|part| words.contains(part));
+        let order = Order { is_strong: has(&STRONG), is_release: has(&RELEASE) };
         self.rest.retain(|part| {
             !ORDER.contains(part) && !["L1::", "L2::", "level::"].iter().any(|level| part.starts_with(level))
         });
+        order
     }
 
     pub(super) fn unknown(&self) -> PtxError {
@@ -84,6 +88,8 @@ impl<'s, 't> Modifiers<'s, 't> {
     }
 }
 
+const STRONG: [&str; 7] = ["volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio"];
+const RELEASE: [&str; 3] = ["release", "acq_rel", "sc"];
 const ORDER: [&str; 23] = [
     "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio", "cta", "cluster", "gpu",
     "sys", "gl", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified", "noftz",

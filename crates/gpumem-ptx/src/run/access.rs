@@ -4,6 +4,7 @@ use crate::fault::Mistake;
 use crate::memory::{Region, get, set};
 use crate::program::{Access, LOCAL_WINDOW, Memory, PARAMETER_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::run::Run;
+use crate::run::check::{Noted, Touch};
 use core::cell::Cell;
 use core::ops::Range;
 
@@ -27,6 +28,8 @@ pub(crate) struct ThreadMemory<'b> {
     pub(crate) local: &'b [Cell<u8>],
     /// The beginning of the frame in local memory.
     pub(crate) frame: u64,
+    /// The thread's number in the block.
+    pub(crate) number: u32,
 }
 
 type Found<'c> = Result<&'c [Cell<u8>], Mistake>;
@@ -45,11 +48,7 @@ impl<'r> Run<'r> {
         'r: 'c,
     {
         let size_bytes = u64::from(access.bytes) * u64::from(access.count);
-        let (memory, address) = match access.space {
-            Memory::Generic => by_window(address),
-            Memory::Frame => (Memory::Local, address.wrapping_add(thread.frame)),
-            other => (other, address),
-        };
+        let (memory, address) = resolved(access, address, thread);
         if address & (size_bytes - 1) != 0 {
             return Err(Mistake::Misaligned { address, size_bytes, is_write });
         }
@@ -57,6 +56,31 @@ impl<'r> Run<'r> {
             Memory::Shared => within("shared", thread.shared, address, size_bytes, is_write),
             Memory::Local | Memory::Frame => within("local", thread.local, address, size_bytes, is_write),
             _ => self.global(address, size_bytes, is_write, access.site),
+        }
+    }
+
+    /// Tells the checks of an access, if there are any.
+    #[inline]
+    pub(crate) fn note(
+        &mut self,
+        access: &Access,
+        address: u64,
+        thread: &ThreadMemory<'_>,
+        touch: impl FnOnce() -> Touch,
+    ) {
+        if let Some(checker) = &mut self.checker {
+            let (memory, address) = resolved(access, address, thread);
+            let noted = Noted {
+                touch: touch(),
+                order: access.order,
+                memory,
+                address,
+                size_bytes: u64::from(access.bytes) * u64::from(access.count),
+                thread: thread.number,
+                step: self.at,
+                time: self.steps,
+            };
+            checker.note(&noted, self.memory);
         }
     }
 
@@ -119,6 +143,16 @@ fn holds(region: &Region<'_>, address: u64, size_bytes: u64) -> bool {
     let offset_bytes = address.wrapping_sub(region.start);
     let len = region.cells.len() as u64;
     offset_bytes < len && len - offset_bytes >= size_bytes
+}
+
+/// The memory of an access, and the address there.
+#[inline]
+fn resolved(access: &Access, address: u64, thread: &ThreadMemory<'_>) -> (Memory, u64) {
+    match access.space {
+        Memory::Generic => by_window(address),
+        Memory::Frame => (Memory::Local, address.wrapping_add(thread.frame)),
+        other => (other, address),
+    }
 }
 
 /// The memory that a generic address names, and the address there.

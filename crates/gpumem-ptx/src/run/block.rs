@@ -4,12 +4,13 @@ use crate::fault::Mistake;
 use crate::number::LANES;
 use crate::program::{BarrierKind, Op, Vote};
 use crate::run::group::Waiting;
-use crate::run::warp::{Pause, Warp};
+use crate::run::warp::{Pause, Warp, bits};
 use crate::run::{Run, Stopped, place};
 use core::cell::Cell;
 
 /// A block that has started.
-pub(crate) struct Block {
+pub(crate) struct RunningBlock {
+    number: u64,
     /// Its coordinates in the grid.
     pub(crate) place: [u32; 3],
     shared: Vec<Cell<u8>>,
@@ -50,7 +51,7 @@ impl Arrivals {
     }
 }
 
-impl Block {
+impl RunningBlock {
     /// The block of this number. `spare` is a block that is done, whose memory is used again.
     pub(crate) fn new(run: &mut Run<'_>, number: u64, spare: Option<Self>) -> Self {
         let shape = run.launch.block;
@@ -58,13 +59,14 @@ impl Block {
         let count = (threads as usize).div_ceil(LANES);
         let place = place(number, run.launch.grid);
         let mut block = spare.unwrap_or_else(|| Self {
+            number,
             place,
             shared: Vec::new(),
             warps: (0..count).map(|_| Warp::default()).collect(),
             barriers: [Arrivals::default(); BARRIERS],
             first: 0,
         });
-        block.place = place;
+        (block.number, block.place) = (number, place);
         block.barriers = [Arrivals::default(); BARRIERS];
         block.shared.clear();
         block.shared.resize(run.shared_bytes as usize, Cell::new(0));
@@ -78,6 +80,9 @@ impl Block {
     /// Runs the block until it is done, or has run for long.
     pub(crate) fn run(&mut self, run: &mut Run<'_>) -> Result<Progress, Stopped> {
         let end = run.steps + BLOCK_TURN;
+        if let Some(checker) = &mut run.checker {
+            checker.enter(self.number);
+        }
         loop {
             let before = run.steps;
             let mut is_done = true;
@@ -93,14 +98,17 @@ impl Block {
                 }
             }
             if is_done {
+                if let Some(checker) = &mut run.checker {
+                    checker.leave();
+                }
                 return Ok(Progress::Done);
             }
             let is_released = self.release(run);
             if run.steps >= run.launch.steps_max {
-                return Err(self.stopped(run, Mistake::TooLong(run.steps)));
+                return Err(self.stopped(Mistake::TooLong(run.steps)));
             }
             if !is_released && !is_slow && run.steps == before {
-                return Err(self.stuck(run));
+                return Err(self.stuck());
             }
             if run.steps >= end {
                 return Ok(Progress::Slow);
@@ -119,6 +127,7 @@ impl Block {
             }
             is_released = true;
             self.barriers[number] = Arrivals::default();
+            let mut waiting = Vec::new();
             for warp in &mut self.warps {
                 for index in 0..warp.groups.len() {
                     let group = &mut warp.groups[index];
@@ -128,6 +137,9 @@ impl Block {
                     group.waiting = Waiting::No;
                     let (pc, mask, base) = (group.pc, group.mask, group.frame.registers);
                     group.pc += 1;
+                    if run.checker.is_some() {
+                        waiting.extend(bits(mask).map(|lane| warp.number * LANES as u32 + lane as u32));
+                    }
                     if let Op::Barrier(barrier) = &run.program.steps[pc as usize].op
                         && let BarrierKind::Combine { vote, to, .. } = barrier.kind
                     {
@@ -140,16 +152,19 @@ impl Block {
                     }
                 }
             }
+            if let Some(checker) = &mut run.checker {
+                checker.open(number as u32, &waiting, waiting.len() == alive as usize, run.steps);
+            }
         }
         is_released
     }
 
     /// The mistake of a block in which nothing can go on.
-    fn stuck(&self, run: &Run<'_>) -> Stopped {
+    fn stuck(&self) -> Stopped {
         let groups = self.warps.iter().flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
         let lanes = groups.clone().find(|(_, group)| group.waiting == Waiting::Lanes);
         let Some((warp, group)) = lanes.or_else(|| groups.clone().next()) else {
-            return Stopped { mistake: Mistake::Deadlock { why: String::new() }, line: 0, thread: 0 };
+            return Stopped { mistake: Mistake::Deadlock { why: String::new() }, step: 0, thread: 0 };
         };
         let why = match group.waiting {
             Waiting::Barrier(number) => {
@@ -165,17 +180,16 @@ impl Block {
         };
         Stopped {
             mistake: Mistake::Deadlock { why },
-            line: run.program.steps[group.pc as usize].line,
+            step: group.pc,
             thread: warp.number * LANES as u32 + group.mask.trailing_zeros(),
         }
     }
 
-    fn stopped(&self, run: &Run<'_>, mistake: Mistake) -> Stopped {
+    fn stopped(&self, mistake: Mistake) -> Stopped {
         let running = self.warps.iter().find_map(|warp| Some((warp, warp.groups.first()?)));
-        let (line, thread) = running.map_or((0, 0), |(warp, group)| {
-            let line = run.program.steps[group.pc as usize].line;
-            (line, warp.number * LANES as u32 + group.mask.trailing_zeros())
+        let (step, thread) = running.map_or((0, 0), |(warp, group)| {
+            (group.pc, warp.number * LANES as u32 + group.mask.trailing_zeros())
         });
-        Stopped { mistake, line, thread }
+        Stopped { mistake, step, thread }
     }
 }

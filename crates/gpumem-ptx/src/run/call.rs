@@ -12,7 +12,7 @@ impl Warp {
     /// Calls a function for the lanes of a group that call the same one; the others call later. `active` are those that call.
     pub(crate) fn call(
         &mut self,
-        run: &Run<'_>,
+        run: &mut Run<'_>,
         index: usize,
         active: u32,
         call: &Call,
@@ -62,7 +62,7 @@ impl Warp {
     }
 
     /// Returns from a function, or ends the lanes if they are in the kernel itself.
-    pub(crate) fn leave(&mut self, run: &Run<'_>, index: usize, active: u32) {
+    pub(crate) fn leave(&mut self, run: &mut Run<'_>, index: usize, active: u32) {
         let group = &self.groups[index];
         let from = group.frame;
         let Some(&to) = group.callers.last() else { return self.end(index, active) };
@@ -117,10 +117,17 @@ impl Warp {
         }
     }
 
+    /// Tells the checks that a value was passed in local memory.
+    fn passed(&self, run: &mut Run<'_>, lane: usize, offset_bytes: u64, size_bytes: u32) {
+        if let Some(checker) = &mut run.checker {
+            checker.passed(self.number * 32 + lane as u32, offset_bytes, size_bytes.into());
+        }
+    }
+
     /// Copies a value from one frame to another.
     fn pass(
         &mut self,
-        run: &Run<'_>,
+        run: &mut Run<'_>,
         mask: u32,
         size_bytes: u32,
         (from, source): (Location, Frame),
@@ -142,6 +149,7 @@ impl Warp {
                 let value = slot(self, from);
                 for lane in bits(mask) {
                     let start = place(self, lane, target, offset);
+                    self.passed(run, lane, target.local + offset, size_bytes);
                     for (cell, byte) in self.local[start..].iter().zip(value[lane].to_le_bytes()).take(size) {
                         cell.set(byte);
                     }
@@ -159,6 +167,7 @@ impl Warp {
             }
             (Location::Frame(from), Location::Frame(to)) => {
                 for lane in bits(mask) {
+                    self.passed(run, lane, target.local + to, size_bytes);
                     let (from, to) = (place(self, lane, source, from), place(self, lane, target, to));
                     for byte in 0..size {
                         self.local[to + byte].set(self.local[from + byte].get());

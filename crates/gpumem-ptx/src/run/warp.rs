@@ -7,6 +7,7 @@ use crate::number::{Alu, LANES, Lanes};
 use crate::program::{Access, Barrier, BarrierKind, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote};
 use crate::run::access::{ThreadMemory, by_window, element, set_element};
 use crate::run::block::Arrivals;
+use crate::run::check::Touch;
 use crate::run::group::{self, Group, Waiting};
 use crate::run::{Run, Stopped, place};
 use core::cell::Cell;
@@ -39,6 +40,9 @@ enum Flow {
 }
 
 type Failed = (Mistake, u32);
+
+/// The elements of a load, at most.
+const VECTOR_MAX: usize = 8;
 
 /// The lanes of a mask.
 pub(crate) fn bits(mask: u32) -> impl Iterator<Item = usize> + Clone {
@@ -162,10 +166,11 @@ impl Warp {
                     _ if active == 0 => pc += 1,
                     op => {
                         self.groups[index].pc = pc;
+                        run.at = pc;
                         let flow = self.other(run, (shared, barriers), (index, active), op);
                         match flow.map_err(|(mistake, lane)| Stopped {
                             mistake,
-                            line: step.line,
+                            step: pc,
                             thread: self.number * LANES as u32 + lane,
                         })? {
                             Flow::Next => pc += 1,
@@ -221,9 +226,10 @@ impl Warp {
                 let [b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
                 for lane in bits(active) {
                     let address = addresses[lane].wrapping_add_signed(at.offset_bytes);
-                    let thread = thread_memory(&self.local, self.stride, lane, shared, frame.local);
+                    let thread = self.thread(lane, shared, frame.local);
                     let cells =
                         run.cells(at, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
+                    run.note(at, address, &thread, || Touch::Atomic);
                     let old = get(cells);
                     set(cells, function(old, b[lane], c[lane]));
                     if let Some(to) = to {
@@ -238,14 +244,16 @@ impl Warp {
                     let failed = |mistake| (mistake, lane as u32);
                     let len = lens.map_or(*size_bytes, |lens| (lens[lane] as u32).min(*size_bytes)) as usize;
                     let mut bytes = [0; 16];
-                    let thread = thread_memory(&self.local, self.stride, lane, shared, frame.local);
+                    let thread = self.thread(lane, shared, frame.local);
                     if len > 0 {
                         let source = sources[lane].wrapping_add_signed(from.offset_bytes);
                         let cells = run.cells(from, source, &thread, false).map_err(failed)?;
+                        run.note(from, source, &thread, || Touch::Read);
                         bytes.iter_mut().zip(&cells[..len]).for_each(|(byte, cell)| *byte = cell.get());
                     }
                     let target = targets[lane].wrapping_add_signed(to.offset_bytes);
                     let cells = run.cells(to, target, &thread, true).map_err(failed)?;
+                    run.note(to, target, &thread, || Touch::Write { is_same: false });
                     cells.iter().zip(bytes).for_each(|(cell, byte)| cell.set(byte));
                 }
             }
@@ -286,12 +294,36 @@ impl Warp {
                 self.end(index, active);
                 return Ok(Flow::Changed);
             }
+            Op::Fence => {
+                if let Some(checker) = &mut run.checker {
+                    let first = self.number * LANES as u32;
+                    bits(active).for_each(|lane| checker.fence(first + lane as u32, run.steps));
+                }
+            }
+            Op::Print { to, format, arguments } => {
+                let [formats, arguments] = [format, arguments].map(|slot| *self.lanes(run, base, *slot));
+                for lane in bits(active) {
+                    let thread = self.thread(lane, shared, frame.local);
+                    let count = run.print(formats[lane], arguments[lane], &thread);
+                    let count = count.map_err(|mistake| (mistake, lane as u32))?;
+                    self.registers[(base + to) as usize][lane] = count.into();
+                }
+            }
+            Op::Assert(assertion) => {
+                let lane = active.trailing_zeros() as usize;
+                let thread = self.thread(lane, shared, frame.local);
+                let value = |run: &Run<'_>, slot| self.lanes(run, base, slot)[lane];
+                return Err((run.failed(assertion, value, &thread), lane as u32));
+            }
             Op::Trap => return Err((Mistake::Trap, active.trailing_zeros())),
             Op::Barrier(barrier) => return self.barrier(run, barriers, index, active, barrier),
             Op::WarpBarrier { mask } => {
                 let named = *self.lanes(run, base, *mask);
                 if self.lacks_lanes(index, active, Some(&named)) {
                     return Ok(Flow::Changed);
+                }
+                if let Some(checker) = &mut run.checker {
+                    checker.warp_meets(self.number, active, run.steps);
                 }
             }
             Op::Shuffle(shuffle) => {
@@ -384,6 +416,12 @@ impl Warp {
         Ok(Flow::Next)
     }
 
+    /// The memory of a thread.
+    fn thread<'b>(&'b self, lane: usize, shared: &'b [Cell<u8>], frame: u64) -> ThreadMemory<'b> {
+        let local = &self.local[lane * self.stride..(lane + 1) * self.stride];
+        ThreadMemory { shared, local, frame, number: self.number * LANES as u32 + lane as u32 }
+    }
+
     /// Sends the lanes of a group for which the guard does not hold on to the next instruction.
     fn split_guarded(&mut self, index: usize, active: u32) {
         let group = &mut self.groups[index];
@@ -412,7 +450,7 @@ impl Warp {
 
     fn barrier(
         &mut self,
-        run: &Run<'_>,
+        run: &mut Run<'_>,
         barriers: &mut [Arrivals],
         index: usize,
         active: u32,
@@ -439,6 +477,10 @@ impl Warp {
         let threads =
             if expected.is_some() && barrier.is_aligned { LANES as u32 } else { active.count_ones() };
         arrivals.arrive(threads, expected, yes.count_ones());
+        if let Some(checker) = &mut run.checker {
+            let first = self.number * LANES as u32;
+            checker.arrive(number as u32, bits(active).map(|lane| first + lane as u32), run.steps);
+        }
         if matches!(barrier.kind, BarrierKind::Arrive) {
             return Ok(Flow::Next);
         }
@@ -474,16 +516,19 @@ impl Warp {
                 }
                 continue;
             }
-            let thread = thread_memory(&self.local, self.stride, lane, shared, local);
+            let thread = self.thread(lane, shared, local);
             let cells = run.cells(from, address, &thread, false).map_err(failed)?;
+            run.note(from, address, &thread, || Touch::Read);
             if let [Some(to)] = to {
                 self.registers[(base + to) as usize][lane] = get(cells);
                 continue;
             }
-            for (index, to) in to.iter().enumerate() {
-                if let Some(to) = to {
-                    self.registers[(base + to) as usize][lane] = element(cells, index, from.bytes);
-                }
+            let values: [u64; VECTOR_MAX] = core::array::from_fn(|index| match to.get(index) {
+                Some(Some(_)) => element(cells, index, from.bytes),
+                _ => 0,
+            });
+            for (to, value) in to.iter().zip(values).filter_map(|(to, value)| Some(((*to)?, value))) {
+                self.registers[(base + to) as usize][lane] = value;
             }
         }
         Ok(())
@@ -500,8 +545,15 @@ impl Warp {
         let addresses = *self.lanes(run, base, to.at);
         for lane in bits(active) {
             let address = addresses[lane].wrapping_add_signed(to.offset_bytes);
-            let thread = thread_memory(&self.local, self.stride, lane, shared, local);
+            let thread = self.thread(lane, shared, local);
             let cells = run.cells(to, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
+            if run.checker.is_some() {
+                let is_same = values.iter().enumerate().all(|(index, value)| {
+                    let kept = self.lanes(run, base, *value)[lane] << (64 - 8 * u32::from(to.bytes));
+                    kept == element(cells, index, to.bytes) << (64 - 8 * u32::from(to.bytes))
+                });
+                run.note(to, address, &thread, || Touch::Write { is_same });
+            }
             for (index, value) in values.iter().enumerate() {
                 let value = lanes_of(&self.registers, &run.constants, &self.specials, base, *value)[lane];
                 set_element(cells, index, to.bytes, value);
@@ -535,16 +587,6 @@ impl Warp {
             self.write(base + is_valid, &valid, active);
         }
     }
-}
-
-fn thread_memory<'b>(
-    local: &'b [Cell<u8>],
-    stride: usize,
-    lane: usize,
-    shared: &'b [Cell<u8>],
-    frame: u64,
-) -> ThreadMemory<'b> {
-    ThreadMemory { shared, local: &local[lane * stride..(lane + 1) * stride], frame }
 }
 
 /// The lanes of which a predicate is set.

@@ -50,7 +50,7 @@ fn variables_and_dynamic_shared_memory() {
     }
     let parameters = out.to_le_bytes();
     let launch = gpumem_ptx::Launch { variables: &addresses, shared_bytes: 8, ..launch(&parameters, 1, 1) };
-    module.entry("k").unwrap().run(launch, &memory).1.unwrap();
+    assert_eq!(module.entry("k").unwrap().run(launch, &memory).unwrap().mistake, None);
     assert_eq!(memory.words(out), [6, 7]);
 }
 

@@ -1,7 +1,7 @@
 //! Mistakes of kernels are found at their places.
 
 use crate::support::{Memory, kernel, launch, module, run};
-use gpumem_ptx::Mistake;
+use gpumem_ptx::{Mistake, Outcome};
 
 const AT_THREAD: &str = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd1, %rd0;";
 
@@ -66,8 +66,9 @@ fn a_write_to_memory_that_may_only_be_read() {
     let module = module(&kernel("ld.global.u32 %r0, [%rd0]; st.global.u32 [%rd0], %r0;"));
     let mut memory = Memory::default();
     let address = memory.alloc_read_only(&[1]);
-    let (touched, outcome) = module.entry("k").unwrap().run(launch(&address.to_le_bytes(), 1, 1), &memory);
-    assert!(matches!(outcome.unwrap_err().mistake, Mistake::Refused { is_write: true, .. }));
+    let Outcome { touched, mistake, .. } =
+        module.entry("k").unwrap().run(launch(&address.to_le_bytes(), 1, 1), &memory).unwrap();
+    assert!(matches!(mistake.unwrap().mistake, Mistake::Refused { is_write: true, .. }));
     assert_eq!((touched.reads, touched.writes), (vec![address..address + 4], vec![]));
 }
 
@@ -75,8 +76,8 @@ fn a_write_to_memory_that_may_only_be_read() {
 fn calls_without_an_end() {
     let text = format!(".func f() {{ call.uni f; ret; }}\n{}", kernel("call.uni f;"));
     let module = module(&text);
-    let (_, outcome) = module.entry("k").unwrap().run(launch(&[0; 8], 1, 1), &Memory::default());
-    assert_eq!(outcome.unwrap_err().mistake, Mistake::StackOverflow);
+    let outcome = module.entry("k").unwrap().run(launch(&[0; 8], 1, 1), &Memory::default()).unwrap();
+    assert_eq!(outcome.mistake.unwrap().mistake, Mistake::StackOverflow);
 }
 
 #[test]

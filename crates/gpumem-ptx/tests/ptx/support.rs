@@ -1,7 +1,7 @@
 //! Memory for kernels, and texts with less writing.
 
 use core::cell::Cell;
-use gpumem_ptx::{DeviceMemory, KernelMistake, Launch, Module, Region, Touched};
+use gpumem_ptx::{Checks, DeviceMemory, KernelMistake, Launch, Module, Outcome, Region, Touched};
 
 /// Allocations, at addresses with gaps between them.
 #[derive(Default)]
@@ -65,6 +65,7 @@ pub(crate) fn launch(parameters: &[u8], grid: u32, block: u32) -> Launch<'_> {
         variables: &[],
         seed: 7,
         steps_max: 1 << 24,
+        checks: Checks::default(),
     }
 }
 
@@ -84,6 +85,7 @@ pub(crate) fn run_touching(
     assert_eq!(entry.unsupported(), None, "{text}");
     let mut memory = Memory::default();
     let address = memory.alloc(&vec![0; len]);
-    let (touched, outcome) = entry.run(launch(&address.to_le_bytes(), 1, block), &memory);
-    (memory, address, outcome.map(|()| touched))
+    let Outcome { touched, mistake, .. } =
+        entry.run(launch(&address.to_le_bytes(), 1, block), &memory).unwrap();
+    (memory, address, mistake.map_or(Ok(touched), Err))
 }

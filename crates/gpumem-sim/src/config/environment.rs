@@ -19,6 +19,10 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "faults injected into the simulator's calls, separated by `;`; see below",
     },
     Variable {
+        name: "GPUMEM_SIM_CHECKS",
+        meaning: "`kernel-races`, `uninitialised` or both with a comma (default neither): what the simulator also looks for",
+    },
+    Variable {
         name: "GPUMEM_SIM_BACKTRACES",
         meaning: "`1` or `0` (default): whether findings of the simulator show the call stacks of allocations",
     },

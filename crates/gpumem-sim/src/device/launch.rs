@@ -114,6 +114,9 @@ pub(crate) trait LaunchMemory {
         align_bytes: usize,
     ) -> Result<(Bytes, bool), KernelFault>;
 
+    /// True unless bytes of it were never written, as far as that is known.
+    fn is_written(&self, address: u64, size_bytes: u64) -> bool;
+
     /// The bytes around an access that belong to the same allocation: the first address and the number.
     fn around(&self, address: u64, size_bytes: u64) -> (u64, u64);
 }
@@ -484,6 +487,10 @@ impl gpumem_ptx::DeviceMemory for TextMemory<'_, '_> {
                 None
             }
         }
+    }
+
+    fn is_written(&self, address: u64, size_bytes: u64) -> bool {
+        self.launch.memory.is_written(address, size_bytes)
     }
 }
 

@@ -35,6 +35,17 @@ pub enum Finding {
         /// The allocation of the bytes.
         allocation: Option<Origin>,
     },
+    /// A kernel ran on, but its result is not certain.
+    Hazard {
+        /// The kind of hazard.
+        kind: HazardKind,
+        /// The kernel.
+        kernel: &'static str,
+        /// The hazard and its place, in words.
+        text: String,
+        /// The allocation of the bytes, if they are in one.
+        allocation: Option<Origin>,
+    },
     /// Queued work failed, and its context is lost; later calls returned the error.
     Fault {
         /// The kind of fault.
@@ -64,6 +75,17 @@ pub enum Finding {
         /// The memory.
         allocation: Origin,
     },
+}
+
+/// What is wrong inside of a kernel that ran on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HazardKind {
+    /// Two threads access the same bytes, and nothing orders them. Reported with
+    /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races).
+    Race,
+    /// A thread reads bytes that nobody has written. Reported with [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
+    Uninitialised,
 }
 
 /// The reason why queued work failed.
@@ -191,6 +213,8 @@ impl Finding {
         match self {
             Self::Race { first, second, .. } => race_name(first, second),
             Self::Uninitialised { .. } => "read of unwritten memory",
+            Self::Hazard { kind: HazardKind::Race, .. } => "race between threads",
+            Self::Hazard { kind: HazardKind::Uninitialised, .. } => "read of unwritten memory",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
             Self::Leak { .. } => "leak",
@@ -202,7 +226,7 @@ impl Finding {
     #[must_use]
     pub fn is_silent(&self) -> bool {
         match self {
-            Self::Race { .. } | Self::Uninitialised { .. } | Self::Leak { .. } => true,
+            Self::Race { .. } | Self::Uninitialised { .. } | Self::Hazard { .. } | Self::Leak { .. } => true,
             Self::Refused { misuse, .. } => *misuse == Misuse::GoneStream,
             Self::Fault { .. } => false,
         }
@@ -271,6 +295,10 @@ impl fmt::Display for Finding {
             }
             Self::Uninitialised { access, address, size_bytes, allocation } => {
                 write!(f, "{access}; {size_bytes} bytes at {address:#x}")?;
+                show_allocation(f, allocation)
+            }
+            Self::Hazard { kernel, text, allocation, .. } => {
+                write!(f, "kernel `{}` at {}", Shown::name(kernel), Shown::sentence(text))?;
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {

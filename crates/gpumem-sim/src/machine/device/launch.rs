@@ -11,7 +11,7 @@ use crate::device::launch::{
 use crate::machine::Machine;
 use crate::machine::device::view::View;
 use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
-use crate::report::finding::{AccessKind, FaultKind};
+use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind};
 use core::ops::Range;
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
@@ -75,30 +75,53 @@ impl Machine {
             variables: &queued.body.variables,
             seed: self.config.seed ^ self.call_count,
             steps_max: STEPS_MAX,
+            checks: gpumem_ptx::Checks {
+                races: self.config.is_looking_inside_kernels,
+                uninitialised: self.races.as_ref().is_some_and(|races| races.is_unwritten_wanted),
+            },
         };
-        let (touched, outcome) = queued.body.entry().run(wish, &memory);
+        let outcome = queued.body.entry().run(wish, &memory).map_err(|unsupported| KernelFault {
+            kind: FaultKind::Kernel,
+            code: CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            text: format!("cannot run here: {unsupported}"),
+            allocation: None,
+        })?;
         let refused = memory.into_refused();
-        self.note_ranges(queued.body.name, &touched);
-        let Err(mistake) = outcome else { return Ok(()) };
+        // As a device does: to the output of the program, when the kernel has run.
+        print!("{}", outcome.printed);
+        self.note_hazards(queued.body.name, outcome.hazards);
+        self.note_ranges(queued.body.name, &outcome.touched);
+        let Some(mistake) = outcome.mistake else { return Ok(()) };
         let (kind, code) = match mistake.mistake {
             Mistake::Misaligned { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS),
             Mistake::Refused { .. } | Mistake::OutOfBounds { .. } => {
                 (FaultKind::OutOfBounds, ILLEGAL_ADDRESS)
             }
+            Mistake::Assert { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_ASSERT),
             Mistake::TooLong(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_TIMEOUT),
             _ => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_FAILED),
         };
-        let KernelMistake { line, block: [bx, by, bz], thread: [tx, ty, tz], .. } = mistake;
         Err(match refused {
-            Some(fault) if matches!(mistake.mistake, Mistake::Refused { .. }) => KernelFault {
-                text: format!(
-                    "failed at line {line} of its PTX, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz}): {}",
-                    fault.text
-                ),
-                ..fault
-            },
-            _ => KernelFault { kind, code, text: format!("failed: {mistake}"), allocation: None },
+            Some(fault) if matches!(mistake.mistake, Mistake::Refused { .. }) => {
+                KernelFault { text: format!("failed at {}: {}", mistake.place(), fault.text), ..fault }
+            }
+            _ => KernelFault { kind, code, text: format!("failed at {mistake}"), allocation: None },
         })
+    }
+
+    /// Reports what the checks inside of a kernel have found.
+    fn note_hazards(&mut self, kernel: &'static str, hazards: Vec<KernelMistake>) {
+        for hazard in hazards {
+            let (kind, address) = match hazard.mistake {
+                Mistake::Uninitialised { space, address, .. } => {
+                    (HazardKind::Uninitialised, (space, address))
+                }
+                Mistake::Race { space, address, .. } => (HazardKind::Race, (space, address)),
+                _ => continue,
+            };
+            let allocation = if address.0 == "global" { self.origin(address.1) } else { None };
+            self.findings.add(Finding::Hazard { kind, kernel, text: hazard.to_string(), allocation });
+        }
     }
 
     /// Notes what a kernel's text accessed, the reads before the writes.
@@ -178,6 +201,17 @@ impl LaunchMemory for Machine {
             return refuse(FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why, Some(allocation));
         }
         Ok((bytes, allocation.allocated_by.is_read_only()))
+    }
+
+    fn is_written(&self, address: u64, size_bytes: u64) -> bool {
+        let Some(found) = self.memory.live(address, size_bytes) else { return true };
+        let start = self.place_of(address, &found);
+        let is_host = !crate::base::address::is_device_address(address);
+        is_host
+            || self
+                .races
+                .as_ref()
+                .is_none_or(|races| races.shadow.unwritten(start..start + size_bytes).is_none())
     }
 
     fn around(&self, address: u64, size_bytes: u64) -> (u64, u64) {

@@ -60,7 +60,8 @@ impl Machine {
         if is_write {
             races.shadow.write(range, trace, is_ordered, &mut conflicts);
         } else {
-            if races.is_unwritten_wanted && !is_host {
+            // A kernel's own reads are checked where it runs, with the order of its writes.
+            if races.is_unwritten_wanted && !is_host && !matches!(kind, AccessKind::KernelRead(_)) {
                 unwritten = races.shadow.unwritten(range.clone());
             }
             races.shadow.read(range, trace, is_ordered, &mut conflicts);

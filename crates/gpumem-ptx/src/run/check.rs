@@ -1,0 +1,480 @@
+//! Checks on request: races between the threads of a launch, and reads of bytes that nobody wrote.
+//!
+//! A race is a pair of accesses to one byte by two threads, at least one of them a write and at least one of them weak, that nothing
+//! orders. What orders: a barrier of the block; `bar.warp.sync`; and an atomic or other strong access that reads what a thread wrote with
+//! an atomic or other strong access after a fence. The happens-before relation is kept as times (the steps of the run): for each thread,
+//! up to which time the accesses of the others come before its own. A byte keeps its last write and two reads, so a race may be missed,
+//! but one that is reported is one under the rules of PTX.
+
+use crate::fault::{KernelMistake, Mistake};
+use crate::memory::DeviceMemory;
+use crate::number::LANES;
+use crate::program::{Memory, Order, Program};
+use crate::run::place;
+use core::ops::Range;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
+
+/// The checks of a launch that cost time and memory. Both are off by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// Races between the threads of the launch, in shared and in global memory.
+    pub races: bool,
+    /// Reads of shared, local and global memory that was never written.
+    pub uninitialised: bool,
+}
+
+/// How an access touches its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Read,
+    /// True if the bytes have the written value already.
+    Write {
+        is_same: bool,
+    },
+    Atomic,
+}
+
+impl Touch {
+    fn is_write(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// One access of one thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Noted {
+    pub(crate) touch: Touch,
+    pub(crate) order: Order,
+    pub(crate) memory: Memory,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    /// The thread's number in the block.
+    pub(crate) thread: u32,
+    pub(crate) step: u32,
+    pub(crate) time: u64,
+}
+
+/// The state of the checks of a launch.
+pub(crate) struct Checker<'r> {
+    wish: Checks,
+    program: &'r Program,
+    grid: [u32; 3],
+    block_shape: [u32; 3],
+    threads: u32,
+    /// The block that runs.
+    block: u64,
+    blocks: HashMap<u64, BlockState>,
+    global: Shadow,
+    /// What strong writes to an address have released.
+    released: HashMap<(Option<u64>, u64), Known>,
+    hazards: Vec<KernelMistake>,
+    seen: HashSet<(u32, u32)>,
+}
+
+struct BlockState {
+    /// The time of the last barrier of all threads.
+    time: u64,
+    shared: Shadow,
+    local: Shadow,
+    threads: Vec<ThreadState>,
+    /// The times up to which lanes of a warp know each other, by `bar.warp.sync`.
+    warps: Vec<[[u64; LANES]; LANES]>,
+    /// The threads that have arrived at a barrier, with what they knew.
+    arrived: HashMap<u32, Vec<(u32, Known)>>,
+}
+
+#[derive(Clone, Default)]
+struct ThreadState {
+    /// What it knows of threads beside its block's barriers and its warp's.
+    others: Known,
+    /// What it knew at its last fence.
+    fenced: Known,
+}
+
+/// Up to which time the accesses of others are known.
+type Known = Option<Rc<BTreeMap<Who, u64>>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Who {
+    Block(u64),
+    Thread(u64),
+}
+
+/// An earlier access to a byte. A time of 0 is none.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    time: u64,
+    thread: u64,
+    step: u32,
+    is_strong: bool,
+}
+
+/// The accesses to a byte, or to four bytes that are accessed together.
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    write: Mark,
+    reads: [Mark; 2],
+}
+
+/// Slots of `PAGE_BYTES` bytes: one for each four bytes until a part of four is accessed, then one for each byte.
+struct Page {
+    slots: Vec<Slot>,
+    written: [u64; PAGE_BYTES as usize / 64],
+}
+
+#[derive(Default)]
+struct Shadow(HashMap<u64, Page>);
+
+const PAGE_BYTES: u64 = 1024;
+const WORD_BYTES: u64 = 4;
+/// The hazards of one launch that are kept, each with other places in the text.
+const HAZARDS_MAX: usize = 32;
+
+impl Page {
+    fn new() -> Self {
+        Self {
+            slots: vec![Slot::default(); (PAGE_BYTES / WORD_BYTES) as usize],
+            written: [0; PAGE_BYTES as usize / 64],
+        }
+    }
+
+    fn slots_of(&mut self, bytes: Range<u64>) -> &mut [Slot] {
+        let is_words = self.slots.len() < PAGE_BYTES as usize;
+        if is_words && (bytes.start | bytes.end) & (WORD_BYTES - 1) != 0 {
+            self.slots = (0..PAGE_BYTES).map(|byte| self.slots[(byte / WORD_BYTES) as usize]).collect();
+        }
+        let unit = PAGE_BYTES / self.slots.len() as u64;
+        &mut self.slots[(bytes.start / unit) as usize..(bytes.end / unit) as usize]
+    }
+
+    fn set_written(&mut self, bytes: Range<u64>) {
+        bytes.for_each(|byte| self.written[byte as usize / 64] |= 1 << (byte % 64));
+    }
+
+    fn is_written(&self, mut bytes: Range<u64>) -> bool {
+        bytes.all(|byte| self.written[byte as usize / 64] >> (byte % 64) & 1 == 1)
+    }
+}
+
+impl Shadow {
+    /// The pages of an access, each with the bytes in it.
+    fn pages(&mut self, address: u64, size_bytes: u64, mut f: impl FnMut(&mut Page, Range<u64>)) {
+        let (mut at, end) = (address, address.saturating_add(size_bytes));
+        while at < end {
+            let start = at - at % PAGE_BYTES;
+            let stop = end.min(start.saturating_add(PAGE_BYTES));
+            f(self.0.entry(start).or_insert_with(Page::new), at - start..stop - start);
+            at = stop;
+        }
+    }
+
+    fn is_written(&mut self, address: u64, size_bytes: u64) -> bool {
+        let mut is_written = true;
+        self.pages(address, size_bytes, |page, bytes| is_written &= page.is_written(bytes));
+        is_written
+    }
+
+    fn set_written(&mut self, address: u64, size_bytes: u64) {
+        self.pages(address, size_bytes, Page::set_written);
+    }
+}
+
+impl BlockState {
+    fn new(threads: u32) -> Self {
+        Self {
+            time: 0,
+            shared: Shadow::default(),
+            local: Shadow::default(),
+            threads: vec![ThreadState::default(); threads as usize],
+            warps: vec![[[0; LANES]; LANES]; (threads as usize).div_ceil(LANES)],
+            arrived: HashMap::new(),
+        }
+    }
+
+    /// What a thread knows at this time, itself included.
+    fn snapshot(&self, block: u64, threads: u32, thread: u32, time: u64) -> Known {
+        let mut known = self.threads[thread as usize].others.as_deref().cloned().unwrap_or_default();
+        let first = u64::from(threads) * block;
+        let mut add = |who, time: u64| {
+            let entry = known.entry(who).or_default();
+            *entry = time.max(*entry);
+        };
+        add(Who::Block(block), self.time);
+        let (warp, lane) = (thread as usize / LANES, thread as usize % LANES);
+        for (other, time) in self.warps[warp][lane].iter().enumerate().filter(|(_, time)| **time > self.time)
+        {
+            add(Who::Thread(first + (warp * LANES + other) as u64), *time);
+        }
+        add(Who::Thread(first + u64::from(thread)), time);
+        Some(Rc::new(known))
+    }
+}
+
+fn joined(a: &Known, b: &Known) -> Known {
+    match (a, b) {
+        (None, other) | (other, None) => other.clone(),
+        (Some(a), Some(b)) if Rc::ptr_eq(a, b) => Some(Rc::clone(a)),
+        (Some(a), Some(b)) => {
+            let mut both = BTreeMap::clone(a);
+            for (who, time) in &**b {
+                let entry = both.entry(*who).or_default();
+                *entry = (*time).max(*entry);
+            }
+            Some(Rc::new(both))
+        }
+    }
+}
+
+impl<'r> Checker<'r> {
+    pub(crate) fn new(wish: Checks, program: &'r Program, grid: [u32; 3], block_shape: [u32; 3]) -> Self {
+        Self {
+            wish,
+            program,
+            grid,
+            block_shape,
+            threads: block_shape.into_iter().product(),
+            block: 0,
+            blocks: HashMap::new(),
+            global: Shadow::default(),
+            released: HashMap::new(),
+            hazards: Vec::new(),
+            seen: HashSet::new(),
+        }
+    }
+
+    pub(crate) fn into_hazards(self) -> Vec<KernelMistake> {
+        self.hazards
+    }
+
+    /// A block runs from now on.
+    pub(crate) fn enter(&mut self, block: u64) {
+        self.block = block;
+        self.blocks.entry(block).or_insert_with(|| BlockState::new(self.threads));
+    }
+
+    /// The block that runs is done.
+    pub(crate) fn leave(&mut self) {
+        self.blocks.remove(&self.block);
+    }
+
+    fn state(&mut self) -> Option<&mut BlockState> {
+        self.blocks.get_mut(&self.block)
+    }
+
+    /// A thread of the block that runs has written bytes of its local memory without an instruction of its own.
+    pub(crate) fn passed(&mut self, thread: u32, offset_bytes: u64, size_bytes: u64) {
+        if let Some(state) = self.state() {
+            state.local.set_written(local_address(thread, offset_bytes), size_bytes);
+        }
+    }
+
+    /// A thread of the block that runs has executed a fence.
+    pub(crate) fn fence(&mut self, thread: u32, time: u64) {
+        let (block, threads) = (self.block, self.threads);
+        if let Some(state) = self.state().filter(|state| (thread as usize) < state.threads.len()) {
+            state.threads[thread as usize].fenced = state.snapshot(block, threads, thread, time);
+        }
+    }
+
+    /// Lanes of a warp of the block that runs have met.
+    pub(crate) fn warp_meets(&mut self, warp: u32, lanes: u32, time: u64) {
+        let Some(state) = self.state() else { return };
+        let met: Vec<usize> = (0..LANES).filter(|lane| lanes >> lane & 1 == 1).collect();
+        let Some(times) = state.warps.get_mut(warp as usize) else { return };
+        let mut row = [0; LANES];
+        for lane in &met {
+            row.iter_mut().zip(times[*lane]).for_each(|(known, time)| *known = time.max(*known));
+        }
+        met.iter().for_each(|lane| row[*lane] = time);
+        met.iter().for_each(|lane| times[*lane] = row);
+        let number = |lane: &usize| warp as usize * LANES + lane;
+        let (mut others, mut fenced) = (None, None);
+        for thread in met.iter().map(number).filter(|thread| *thread < state.threads.len()) {
+            others = joined(&others, &state.threads[thread].others);
+            fenced = joined(&fenced, &state.threads[thread].fenced);
+        }
+        for thread in met.iter().map(number) {
+            if let Some(thread) = state.threads.get_mut(thread) {
+                *thread = ThreadState { others: others.clone(), fenced: fenced.clone() };
+            }
+        }
+    }
+
+    /// Threads of a warp of the block that runs have arrived at a barrier.
+    pub(crate) fn arrive(&mut self, barrier: u32, threads: impl Iterator<Item = u32>, time: u64) {
+        let (block, count) = (self.block, self.threads);
+        let Some(state) = self.state() else { return };
+        let mut arrived = state.arrived.remove(&barrier).unwrap_or_default();
+        arrived.extend(
+            threads
+                .filter(|thread| *thread < count)
+                .map(|thread| (thread, state.snapshot(block, count, thread, time))),
+        );
+        state.arrived.insert(barrier, arrived);
+    }
+
+    /// A barrier of the block that runs lets the threads `waiting` go on; `is_whole` if all threads of the block are there.
+    pub(crate) fn open(&mut self, barrier: u32, waiting: &[u32], is_whole: bool, time: u64) {
+        let Some(state) = self.state() else { return };
+        let arrived = state.arrived.remove(&barrier).unwrap_or_default();
+        if is_whole {
+            state.time = time;
+            let (mut others, mut fenced) = (None, None);
+            for thread in &state.threads {
+                others = joined(&others, &thread.others);
+                fenced = joined(&fenced, &thread.fenced);
+            }
+            state.threads.fill(ThreadState { others, fenced });
+            return;
+        }
+        let known = arrived.iter().fold(None, |known, (_, own)| joined(&known, own));
+        let fenced = arrived
+            .iter()
+            .fold(None, |fenced, (thread, _)| joined(&fenced, &state.threads[*thread as usize].fenced));
+        for number in waiting {
+            if let Some(thread) = state.threads.get_mut(*number as usize) {
+                thread.others = joined(&thread.others, &known);
+                thread.fenced = joined(&thread.fenced, &fenced);
+            }
+        }
+    }
+
+    /// An access of a thread of the block that runs.
+    pub(crate) fn note(&mut self, noted: &Noted, device: &dyn DeviceMemory) {
+        let address = match noted.memory {
+            Memory::Local | Memory::Frame => local_address(noted.thread, noted.address),
+            Memory::Parameters => return,
+            _ => noted.address,
+        };
+        let is_shared = noted.memory == Memory::Shared;
+        let is_local = matches!(noted.memory, Memory::Local | Memory::Frame);
+        if self.wish.uninitialised {
+            self.note_written(noted, address, device);
+        }
+        if self.wish.races && !is_local {
+            self.note_race(noted, is_shared);
+        }
+    }
+
+    fn note_written(&mut self, noted: &Noted, address: u64, device: &dyn DeviceMemory) {
+        let Some(state) = self.blocks.get_mut(&self.block) else { return };
+        let (space, shadow) = match noted.memory {
+            Memory::Shared => ("shared", &mut state.shared),
+            Memory::Local | Memory::Frame => ("local", &mut state.local),
+            _ => ("global", &mut self.global),
+        };
+        let size_bytes = noted.size_bytes;
+        let is_read = matches!(noted.touch, Touch::Read | Touch::Atomic);
+        let is_unwritten = is_read
+            && !shadow.is_written(address, size_bytes)
+            && !(space == "global" && device.is_written(address, size_bytes));
+        // Once reported, and once known, is enough.
+        shadow.set_written(address, size_bytes);
+        if is_unwritten {
+            let mistake = Mistake::Uninitialised { space, address: noted.address, size_bytes };
+            self.report(noted, noted.step, mistake);
+        }
+    }
+
+    fn note_race(&mut self, noted: &Noted, is_shared: bool) {
+        let (block, threads) = (self.block, u64::from(self.threads));
+        let Some(state) = self.blocks.get_mut(&block) else { return };
+        if noted.thread as usize >= state.threads.len() {
+            return;
+        }
+        let is_strong = noted.order.is_strong || noted.touch == Touch::Atomic;
+        let key = (is_shared.then_some(block), noted.address);
+        if is_strong && matches!(noted.touch, Touch::Read | Touch::Atomic) {
+            let known = self.released.get(&key).cloned().flatten();
+            let own = &mut state.threads[noted.thread as usize].others;
+            *own = joined(own, &known);
+        }
+        let own = threads * block + u64::from(noted.thread);
+        let others = state.threads[noted.thread as usize].others.clone();
+        let (warp, lane) = (noted.thread as usize / LANES, noted.thread as usize % LANES);
+        let (block_time, row) = (state.time, state.warps[warp][lane]);
+        let knows = |mark: &Mark| {
+            if mark.time == 0 || mark.thread == own || is_strong && mark.is_strong {
+                return true;
+            }
+            let of = mark.thread / threads;
+            let in_block = if of == block {
+                let number = (mark.thread % threads) as usize;
+                block_time.max(if number / LANES == warp { row[number % LANES] } else { 0 })
+            } else {
+                0
+            };
+            in_block >= mark.time
+                || others.as_ref().is_some_and(|known| {
+                    let of_block = known.get(&Who::Block(of)).copied().unwrap_or(0);
+                    let of_thread = known.get(&Who::Thread(mark.thread)).copied().unwrap_or(0);
+                    of_block.max(of_thread) >= mark.time
+                })
+        };
+        let mark = Mark { time: noted.time, thread: own, step: noted.step, is_strong };
+        let mut found: Option<(Mark, bool)> = None;
+        let shadow = if is_shared { &mut state.shared } else { &mut self.global };
+        shadow.pages(noted.address, noted.size_bytes, |page, bytes| {
+            for slot in page.slots_of(bytes) {
+                if !knows(&slot.write) && noted.touch != (Touch::Write { is_same: true }) {
+                    found = found.or(Some((slot.write, true)));
+                }
+                if noted.touch.is_write() {
+                    for read in &slot.reads {
+                        if !knows(read) {
+                            found = found.or(Some((*read, false)));
+                        }
+                    }
+                    *slot = Slot { write: mark, reads: [Mark::default(); 2] };
+                } else {
+                    let [first, second] = &mut slot.reads;
+                    if first.thread == own || knows(first) { *first = mark } else { *second = mark }
+                }
+            }
+        });
+        if is_strong && noted.touch.is_write() {
+            let released = match noted.order.is_release {
+                true => state.snapshot(block, self.threads, noted.thread, noted.time),
+                false => state.threads[noted.thread as usize].fenced.clone(),
+            };
+            let before = self.released.remove(&key).flatten();
+            let all = if noted.touch == Touch::Atomic { joined(&before, &released) } else { released };
+            if all.is_some() {
+                self.released.insert(key, all);
+            }
+        }
+        if let Some((other, is_other_write)) = found {
+            let number = (other.thread % threads, other.thread / threads);
+            let mistake = Mistake::Race {
+                space: if is_shared { "shared" } else { "global" },
+                address: noted.address,
+                size_bytes: noted.size_bytes,
+                is_write: noted.touch.is_write(),
+                other_line: self.program.steps[other.step as usize].line,
+                other_block: place(number.1, self.grid),
+                other_thread: place(number.0, self.block_shape),
+                is_other_write,
+            };
+            self.report(noted, other.step, mistake);
+        }
+    }
+
+    fn report(&mut self, noted: &Noted, other: u32, mistake: Mistake) {
+        if self.hazards.len() >= HAZARDS_MAX || !self.seen.insert((noted.step, other)) {
+            return;
+        }
+        self.hazards.push(KernelMistake {
+            line: self.program.steps[noted.step as usize].line,
+            source_line: self.program.source_line(noted.step),
+            block: place(self.block, self.grid),
+            thread: place(noted.thread.into(), self.block_shape),
+            mistake,
+        });
+    }
+}
+
+/// A place in the local memories of a block.
+fn local_address(thread: u32, offset_bytes: u64) -> u64 {
+    u64::from(thread) << 32 | offset_bytes & 0xffff_ffff
+}
