@@ -326,10 +326,10 @@ template <bool WRONG> static __device__ void wild_call(int *a, int *b, int n) {
 }
 
 static __device__ __noinline__ int deep(const int *a, int depth) {
-    volatile int list[64];
-    list[depth % 64] = depth;
-    if (depth <= a[0]) return list[depth % 64];
-    return deep(a, depth - 1) + list[depth % 64]; // stack
+    volatile int list[8];
+    list[depth % 8] = depth;
+    if (depth <= a[0]) return list[depth % 8];
+    return deep(a, depth - 1) + list[depth % 8]; // stack
 }
 
 template <bool WRONG> static __device__ void stack(int *a, int *b, int n) {

@@ -224,8 +224,8 @@ fn nvrtc() -> Result<Outcome> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Ok(Outcome::Skipped("the package is for Linux on x86-64".into()));
     }
-    let folder = match crate::workspace::wheel::unpacked(NVRTC.0, NVRTC.1) {
-        Ok(folder) => folder.join("nvidia/cuda_nvrtc/lib"),
+    let folder = match crate::workspace::vendor::nvrtc() {
+        Ok(folder) => folder,
         Err(error) => return unless_unreachable(Err(error)),
     };
     // The whole workspace has the features of its other builds, so that little is compiled again.
@@ -237,9 +237,6 @@ fn nvrtc() -> Result<Outcome> {
     }
     Ok(Outcome::Passed)
 }
-
-/// Newer than the one that makes the committed PTX: programs use the library of their toolkit.
-const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu12", "12.8.93");
 
 /// Skips the step if vendor files cannot be downloaded; any other error is a failure.
 fn unless_unreachable(result: Result<()>) -> Result<Outcome> {

@@ -138,7 +138,7 @@ fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
 /// Runs a program, which passes if it exits with success under every seed.
 fn run_seeds(layout: &Layout, built: &Path, seeds: u64) -> Result<String> {
     for seed in 0..seeds {
-        let (output, failure) = process::run(layout, built, &[], seed)?;
+        let (output, failure) = process::run(layout, built, &[], &[], seed)?;
         if seed == 0 || failure.is_some() {
             print!("{output}");
         }

@@ -24,14 +24,16 @@ pub(super) fn build(
     Ok(program.context("cargo reported no program")?.into())
 }
 
-/// Runs a program to its end, and returns its output and how it failed.
+/// Runs a program to its end, and returns its output and how it failed. `libraries` are folders beside the drop-in's.
 pub(super) fn run(
     layout: &Layout,
     program: &Path,
+    libraries: &[&Path],
     args: &[&str],
     seed: u64,
 ) -> Result<(String, Option<String>)> {
-    let mut command = drop_in::command(program, &[&layout.drop_in], seed)?;
+    let folders: Vec<&Path> = [&*layout.drop_in].into_iter().chain(libraries.iter().copied()).collect();
+    let mut command = drop_in::command(program, &folders, seed)?;
     command.args(args);
     drop_in::run_to_end(command)
 }

@@ -98,6 +98,8 @@ impl Machine {
                 (FaultKind::OutOfBounds, ILLEGAL_ADDRESS)
             }
             Mistake::Assert { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_ASSERT),
+            Mistake::WrongTarget(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_INVALID_PC),
+            Mistake::StackOverflow => (FaultKind::Kernel, ILLEGAL_ADDRESS),
             Mistake::TooLong(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_TIMEOUT),
             _ => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_FAILED),
         };
