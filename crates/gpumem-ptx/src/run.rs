@@ -48,6 +48,8 @@ pub struct Outcome {
     pub touched: Touched,
     /// The text that it printed.
     pub printed: String,
+    /// The instructions that warps executed.
+    pub steps: u64,
     /// What the [`Checks`] found. It did not end the launch.
     pub hazards: Vec<KernelMistake>,
     /// The mistake that ended it.
@@ -172,6 +174,7 @@ impl Run<'_> {
         Outcome {
             touched: Touched { reads: finish(reads), writes: finish(writes) },
             printed: self.printed,
+            steps: self.steps,
             hazards: self.checker.map_or_else(Vec::new, |checker| checker.into_hazards()),
             mistake,
         }

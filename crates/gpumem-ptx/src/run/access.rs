@@ -2,6 +2,7 @@
 
 use crate::fault::Mistake;
 use crate::memory::{Region, get, set};
+use crate::number::Lanes;
 use crate::program::{Access, LOCAL_WINDOW, Memory, PARAMETER_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::run::Run;
 use crate::run::check::{Noted, Touch};
@@ -32,6 +33,58 @@ pub(crate) struct ThreadMemory<'b> {
     pub(crate) number: u32,
 }
 
+/// Accesses of neighbouring lanes, at distances of `step` bytes.
+pub(crate) struct Together<'c> {
+    pub(crate) cells: &'c [Cell<u8>],
+    pub(crate) first: usize,
+    pub(crate) lanes: usize,
+    step: usize,
+}
+
+impl Together<'_> {
+    /// Reads the elements at a distance from the beginning of each lane's access.
+    pub(crate) fn read(&self, offset: usize, bytes: u8, to: &mut Lanes) {
+        let to = &mut to[self.first..self.first + self.lanes];
+        match bytes {
+            1 => self.read_as(offset, to, |[a]: [u8; 1]| u64::from(a)),
+            2 => self.read_as(offset, to, |bytes| u64::from(u16::from_le_bytes(bytes))),
+            4 => self.read_as(offset, to, |bytes| u64::from(u32::from_le_bytes(bytes))),
+            _ => self.read_as(offset, to, u64::from_le_bytes),
+        }
+    }
+
+    #[inline]
+    fn read_as<const N: usize>(&self, offset: usize, to: &mut [u64], number: impl Fn([u8; N]) -> u64) {
+        let at = |start: usize| {
+            let cells = &self.cells[start..start + N];
+            number(core::array::from_fn(|byte| cells[byte].get()))
+        };
+        if self.step == 0 {
+            return to.fill(at(offset));
+        }
+        to.iter_mut().enumerate().for_each(|(lane, to)| *to = at(lane * self.step + offset));
+    }
+
+    /// Writes the elements at a distance from the beginning of each lane's access.
+    pub(crate) fn write(&self, offset: usize, bytes: u8, from: &Lanes) {
+        let from = &from[self.first..self.first + self.lanes];
+        match bytes {
+            1 => self.write_as(offset, from, |value| [value as u8]),
+            2 => self.write_as(offset, from, |value| (value as u16).to_le_bytes()),
+            4 => self.write_as(offset, from, |value| (value as u32).to_le_bytes()),
+            _ => self.write_as(offset, from, u64::to_le_bytes),
+        }
+    }
+
+    #[inline]
+    fn write_as<const N: usize>(&self, offset: usize, from: &[u64], bytes: impl Fn(u64) -> [u8; N]) {
+        for (lane, value) in from.iter().enumerate() {
+            let cells = &self.cells[lane * self.step + offset..][..N];
+            cells.iter().zip(bytes(*value)).for_each(|(cell, byte)| cell.set(byte));
+        }
+    }
+}
+
 type Found<'c> = Result<&'c [Cell<u8>], Mistake>;
 
 impl<'r> Run<'r> {
@@ -57,6 +110,54 @@ impl<'r> Run<'r> {
             Memory::Local | Memory::Frame => within("local", thread.local, address, size_bytes, is_write),
             _ => self.global(address, size_bytes, is_write, access.site),
         }
+    }
+
+    /// The cells of accesses of several lanes that lie side by side, or at one address, in one memory, beginning at the first lane's.
+    /// `None` if they do not, or if one of them is wrong: then each lane accesses by itself.
+    #[inline]
+    pub(crate) fn together<'c>(
+        &mut self,
+        access: &Access,
+        addresses: &Lanes,
+        active: u32,
+        shared: &'c [Cell<u8>],
+        is_write: bool,
+    ) -> Option<Together<'c>>
+    where
+        'r: 'c,
+    {
+        let size_bytes = u64::from(access.bytes) * u64::from(access.count);
+        let first = active.trailing_zeros() as usize;
+        let lanes = (active >> first).trailing_ones();
+        if self.checker.is_some() || lanes != active.count_ones() {
+            return None;
+        }
+        let start = addresses[first];
+        let step = addresses.get(first + 1).map_or(0, |second| second.wrapping_sub(start));
+        let step = if lanes == 1 { 0 } else { step };
+        let is_apart = step != size_bytes && (step != 0 || is_write && lanes > 1);
+        let lie_together = |step: u64| {
+            let all = addresses[first..first + lanes as usize].iter().enumerate();
+            all.fold(true, |is, (at, address)| is & (*address == start.wrapping_add(at as u64 * step)))
+        };
+        if is_apart || !lie_together(step) {
+            return None;
+        }
+        let address = start.wrapping_add_signed(access.offset_bytes);
+        let (memory, address) = match access.space {
+            Memory::Generic => by_window(address),
+            other => (other, address),
+        };
+        let len = if step == 0 { size_bytes } else { u64::from(lanes) * size_bytes };
+        if address & (size_bytes - 1) != 0 {
+            return None;
+        }
+        let cells = match memory {
+            Memory::Shared => within("shared", shared, address, len, is_write).ok()?,
+            Memory::Global => self.global(address, len, is_write, access.site).ok()?,
+            _ => return None,
+        };
+        Some(Together { cells, first, lanes: lanes as usize, step: step as usize })
     }
 
     /// Tells the checks of an access, if there are any.

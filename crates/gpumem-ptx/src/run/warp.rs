@@ -80,9 +80,18 @@ impl Warp {
         self.stride = routine.frame_bytes as usize;
         self.local.clear();
         self.local.resize(self.stride * LANES, Cell::new(0));
-        self.specials.clear();
-        self.specials
-            .extend(run.program.specials.iter().map(|special| self::special(*special, run, number, block)));
+        let specials = &run.program.specials;
+        if self.specials.len() == specials.len() {
+            // It was this warp of another block of the same launch.
+            for (known, special) in self.specials.iter_mut().zip(specials) {
+                if let Special::Block(axis) = special {
+                    *known = [block[usize::from(*axis)].into(); LANES];
+                }
+            }
+        } else {
+            self.specials =
+                specials.iter().map(|special| self::special(*special, run, number, block)).collect();
+        }
         let lanes = (threads - number * LANES as u32).min(LANES as u32);
         let mask = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
         self.groups.clear();
@@ -498,6 +507,22 @@ impl Warp {
         base: u32,
     ) -> Result<(), Failed> {
         let addresses = *self.lanes(run, base, from.at);
+        if let Some(together) = run.together(from, &addresses, active, shared, false) {
+            for (index, to) in to.iter().enumerate().filter_map(|(index, to)| Some((index, (*to)?))) {
+                let offset = index * usize::from(from.bytes);
+                together.read(offset, from.bytes, &mut self.registers[(base + to) as usize]);
+            }
+            return Ok(());
+        }
+        if let (Memory::Parameters, Slot::Constant(_)) = (from.space, from.at) {
+            let address = addresses[0].wrapping_add_signed(from.offset_bytes);
+            for (index, to) in to.iter().enumerate().filter_map(|(index, to)| Some((index, (*to)?))) {
+                let value = run.parameter(from, address, index as u8);
+                let value = value.map_err(|mistake| (mistake, active.trailing_zeros()))?;
+                self.write(base + to, &[value; LANES], active);
+            }
+            return Ok(());
+        }
         for lane in bits(active) {
             let failed = |mistake| (mistake, lane as u32);
             let address = addresses[lane].wrapping_add_signed(from.offset_bytes);
@@ -543,6 +568,13 @@ impl Warp {
         base: u32,
     ) -> Result<(), Failed> {
         let addresses = *self.lanes(run, base, to.at);
+        if let Some(together) = run.together(to, &addresses, active, shared, true) {
+            for (index, value) in values.iter().enumerate() {
+                let offset = index * usize::from(to.bytes);
+                together.write(offset, to.bytes, self.lanes(run, base, *value));
+            }
+            return Ok(());
+        }
         for lane in bits(active) {
             let address = addresses[lane].wrapping_add_signed(to.offset_bytes);
             let thread = self.thread(lane, shared, local);
