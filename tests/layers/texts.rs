@@ -377,8 +377,13 @@ fn of_options(text: &str, texts: &mut Texts) {
     let shared: &'static str = Box::leak(text.to_owned().into_boxed_str());
     texts.add(&AccessKind::KernelRead(shared));
     texts.add(&AccessKind::KernelWrite(shared));
-    let fault =
-        Finding::Fault { kind: FaultKind::Kernel, code: CUresult(700), text: text.into(), allocation: None };
+    let fault = Finding::Fault {
+        kind: FaultKind::Kernel,
+        code: CUresult(700),
+        text: text.into(),
+        allocation: None,
+        place: None,
+    };
     texts.add(&fault);
     let mut process = ProcessUsage::default();
     (process.name, process.id) = (Some(text.into()), Some(7));

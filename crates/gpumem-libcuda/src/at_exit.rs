@@ -1,7 +1,10 @@
 //! Prints the simulator's findings when the process exits, because no caller can query them.
+//!
+//! `GPUMEM_SIM_FINDINGS` chooses the form: `text` (default); `json`, one object a line; `github`, annotations of GitHub's workflows.
 
 use crate::process::{DRIVER, STARTED_BY, print};
-use gpumem_sim::Finding;
+use gpumem_sim::sys::env;
+use gpumem_sim::{Finding, Report};
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
@@ -18,17 +21,50 @@ extern "C" fn at_exit() {
     }
     let driver = DRIVER.get().and_then(Option::as_ref);
     let Some(report) = driver.and_then(gpumem_sim::Sim::of).map(|sim| sim.report()) else { return };
-    let found = report.findings.iter().filter(|finding| is_worth_printing(finding));
-    let found = found.take(SHOWN_MAX).fold(String::new(), |mut text, finding| {
+    let found: Vec<&Finding> = report.findings.iter().filter(|finding| is_worth_printing(finding)).collect();
+    if found.is_empty() {
+        return;
+    }
+    let form = env::read(gpumem_sim::VARIABLES, "GPUMEM_SIM_FINDINGS");
+    print(&match form.ok().flatten().as_deref().map(str::trim) {
+        Some("json") => found.iter().map(|finding| json(finding)).collect(),
+        Some("github") => found.iter().map(|finding| annotation(finding)).collect(),
+        _ => text(&report, &found),
+    });
+}
+
+fn text(report: &Report, found: &[&Finding]) -> String {
+    let (seed, schedule) = (report.seed, &report.schedule);
+    let start = format!(
+        "gpumem's simulator has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n"
+    );
+    found.iter().take(SHOWN_MAX).fold(start, |mut text, finding| {
         let _ = writeln!(text, "  {finding}");
         text
+    })
+}
+
+/// One line with an object.
+fn json(finding: &Finding) -> String {
+    let place = finding.place();
+    let object = serde_json::json!({
+        "name": finding.name(),
+        "text": finding.to_string(),
+        "kernel": place.map(|place| place.kernel),
+        "ptx_line": place.map(|place| place.line),
+        "source": place.and_then(|place| place.source_line.as_deref()),
     });
-    if !found.is_empty() {
-        let (seed, schedule) = (report.seed, report.schedule);
-        print(&format!(
-            "gpumem's simulator has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n{found}"
-        ));
-    }
+    format!("{object}\n")
+}
+
+/// A command of GitHub's workflows, which shows the finding beside the line of the kernel's source.
+fn annotation(finding: &Finding) -> String {
+    let escaped = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    let property = |text: &str| escaped(text).replace(':', "%3A").replace(',', "%2C");
+    let source = finding.place().and_then(|place| place.source_line.as_deref()?.rsplit_once(':'));
+    let place =
+        source.map_or_else(String::new, |(file, line)| format!("file={},line={line},", property(file)));
+    format!("::error {place}title={}::{}\n", property(finding.name()), escaped(&finding.to_string()))
 }
 
 /// Refused calls have returned an error already, and a program may leave all memory to the driver when it exits.

@@ -90,7 +90,9 @@ pub use crate::config::error::SimError;
 pub use crate::config::rules::{Effect, Rule, RuleError};
 pub use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
 pub use crate::device::launch::{Kernel, KernelFault, Launch};
-pub use crate::report::finding::{Access, AccessKind, FaultKind, Finding, Misuse, Origin};
+pub use crate::report::finding::{
+    Access, AccessKind, FaultKind, Finding, HazardKind, KernelPlace, Misuse, Origin,
+};
 pub use crate::report::origins::CallStack;
 pub use crate::report::{AllocationKind, LiveAllocation, Report};
 pub use crate::sim::Sim;

@@ -23,6 +23,10 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "`kernel-races`, `uninitialised` or both with a comma (default neither): what the simulator also looks for",
     },
     Variable {
+        name: "GPUMEM_SIM_FINDINGS",
+        meaning: "`text` (default), `json` or `github`: the form in which the drop-in prints findings at exit",
+    },
+    Variable {
         name: "GPUMEM_SIM_BACKTRACES",
         meaning: "`1` or `0` (default): whether findings of the simulator show the call stacks of allocations",
     },

@@ -9,7 +9,7 @@ use crate::base::codes::NOT_PERMITTED;
 use crate::base::elements::Elements;
 use crate::base::handle::Handle;
 use crate::device::module::{Body, Shape};
-use crate::report::finding::{FaultKind, Origin};
+use crate::report::finding::{FaultKind, KernelPlace, Origin};
 use bytemuck::{AnyBitPattern, Pod};
 use core::cell::{Cell, OnceCell, RefCell};
 use core::fmt;
@@ -67,6 +67,7 @@ pub struct KernelFault {
     pub(crate) code: CUresult,
     pub(crate) text: String,
     pub(crate) allocation: Option<Box<Origin>>,
+    pub(crate) place: Option<KernelPlace>,
 }
 
 debug_is_display!(KernelFault);
@@ -80,13 +81,14 @@ impl KernelFault {
             code: CUresult::CUDA_ERROR_ASSERT,
             text: text.into(),
             allocation: None,
+            place: None,
         }
     }
 
     /// The kernel called a function that kernels may not call.
     pub(crate) fn refused(call: &str) -> Self {
         let text = format!("it called `Sim::{call}`, which changes the machine that runs it");
-        Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text, allocation: None }
+        Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text, allocation: None, place: None }
     }
 
     /// The code that later calls in the context return.

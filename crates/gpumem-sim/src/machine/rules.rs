@@ -34,6 +34,6 @@ impl Machine {
         // could never be freed.
         self.host_learns_device(device as usize);
         let text = format!("a rule made device {device} fail");
-        self.note_fault(Fault { kind: FaultKind::DeviceLost, code, text, allocation: None });
+        self.note_fault(Fault { kind: FaultKind::DeviceLost, code, text, allocation: None, place: None });
     }
 }

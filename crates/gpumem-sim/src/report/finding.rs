@@ -39,8 +39,8 @@ pub enum Finding {
     Hazard {
         /// The kind of hazard.
         kind: HazardKind,
-        /// The kernel.
-        kernel: &'static str,
+        /// The place.
+        place: KernelPlace,
         /// The hazard and its place, in words.
         text: String,
         /// The allocation of the bytes, if they are in one.
@@ -56,6 +56,8 @@ pub enum Finding {
         text: String,
         /// The allocation that is or was at the address.
         allocation: Option<Origin>,
+        /// The place in the kernel, if one that runs from its text failed.
+        place: Option<KernelPlace>,
     },
     /// A call was wrong by itself, and its return code reported it.
     Refused {
@@ -75,6 +77,18 @@ pub enum Finding {
         /// The memory.
         allocation: Origin,
     },
+}
+
+/// A place in a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelPlace {
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// The line of its PTX, from 1.
+    pub line: u32,
+    /// The file and line of its source, if the PTX states them (`-lineinfo` of the compiler): `scale.cu:3`.
+    pub source_line: Option<String>,
 }
 
 /// What is wrong inside of a kernel that ran on.
@@ -221,6 +235,16 @@ impl Finding {
         }
     }
 
+    /// The place in a kernel that it is about.
+    #[must_use]
+    pub fn place(&self) -> Option<&KernelPlace> {
+        match self {
+            Self::Hazard { place, .. } => Some(place),
+            Self::Fault { place, .. } => place.as_ref(),
+            _ => None,
+        }
+    }
+
     /// True if no return code reports it on a GPU. There such an error goes unnoticed or ends the process, so it should fail a
     /// test.
     #[must_use]
@@ -297,8 +321,8 @@ impl fmt::Display for Finding {
                 write!(f, "{access}; {size_bytes} bytes at {address:#x}")?;
                 show_allocation(f, allocation)
             }
-            Self::Hazard { kernel, text, allocation, .. } => {
-                write!(f, "kernel `{}` at {}", Shown::name(kernel), Shown::sentence(text))?;
+            Self::Hazard { place, text, allocation, .. } => {
+                write!(f, "kernel `{}` at {}", Shown::name(place.kernel), Shown::sentence(text))?;
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {

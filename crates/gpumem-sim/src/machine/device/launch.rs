@@ -11,7 +11,7 @@ use crate::device::launch::{
 use crate::machine::Machine;
 use crate::machine::device::view::View;
 use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
-use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind};
+use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind, KernelPlace};
 use core::ops::Range;
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
@@ -25,7 +25,13 @@ impl Machine {
         };
         outcome.map(|()| self.config.costs.launch_ns).map_err(|fault| {
             let text = format!("kernel `{}` {}", queued.body.name, fault.text);
-            Fault { kind: fault.kind, code: fault.code, text, allocation: fault.allocation }
+            Fault {
+                kind: fault.kind,
+                code: fault.code,
+                text,
+                allocation: fault.allocation,
+                place: fault.place,
+            }
         })
     }
 
@@ -58,6 +64,7 @@ impl Machine {
                 code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
                 text: format!("panicked: {}", panic_text(panic)),
                 allocation: None,
+                place: None,
             }),
         }
     }
@@ -85,6 +92,7 @@ impl Machine {
             code: CUresult::CUDA_ERROR_NOT_SUPPORTED,
             text: format!("cannot run here: {unsupported}"),
             allocation: None,
+            place: None,
         })?;
         let refused = memory.into_refused();
         // As a device does: to the output of the program, when the kernel has run.
@@ -103,11 +111,12 @@ impl Machine {
             Mistake::TooLong(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_TIMEOUT),
             _ => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_FAILED),
         };
+        let place = Some(place_of(queued.body.name, &mistake));
         Err(match refused {
             Some(fault) if matches!(mistake.mistake, Mistake::Refused { .. }) => {
-                KernelFault { text: format!("failed at {}: {}", mistake.place(), fault.text), ..fault }
+                KernelFault { text: format!("failed at {}: {}", mistake.place(), fault.text), place, ..fault }
             }
-            _ => KernelFault { kind, code, text: format!("failed at {mistake}"), allocation: None },
+            _ => KernelFault { kind, code, text: format!("failed at {mistake}"), allocation: None, place },
         })
     }
 
@@ -122,7 +131,8 @@ impl Machine {
                 _ => continue,
             };
             let allocation = if address.0 == "global" { self.origin(address.1) } else { None };
-            self.findings.add(Finding::Hazard { kind, kernel, text: hazard.to_string(), allocation });
+            let place = place_of(kernel, &hazard);
+            self.findings.add(Finding::Hazard { kind, place, text: hazard.to_string(), allocation });
         }
     }
 
@@ -178,7 +188,7 @@ impl LaunchMemory for Machine {
         let what = if is_write { "writes" } else { "reads" };
         let refuse = |kind, code, why: String, allocation| {
             let text = format!("it {what} {size_bytes} bytes: {why}");
-            Err(KernelFault { kind, code, text, allocation: self.boxed_origin(allocation) })
+            Err(KernelFault { kind, code, text, allocation: self.boxed_origin(allocation), place: None })
         };
         let Some(allocation) = self.memory.live(address, size_bytes) else {
             let (kind, why, allocation) = self.memory.describe(address, size_bytes);
@@ -222,6 +232,10 @@ impl LaunchMemory for Machine {
         let end = (address + size_bytes).next_multiple_of(CHUNK_BYTES).min(allocation.end());
         (start, end - start)
     }
+}
+
+fn place_of(kernel: &'static str, mistake: &KernelMistake) -> KernelPlace {
+    KernelPlace { kernel, line: mistake.line, source_line: mistake.source_line.clone() }
 }
 
 /// The steps of warps after which a kernel that does not end is stopped: minutes.

@@ -139,8 +139,9 @@ impl Machine {
 
     /// Reports a fault of queued work.
     pub(crate) fn note_fault(&mut self, fault: Fault) {
-        let Fault { kind, code, text, allocation } = fault;
-        self.findings.add(Finding::Fault { kind, code, text, allocation: allocation.map(|origin| *origin) });
+        let Fault { kind, code, text, allocation, place } = fault;
+        let allocation = allocation.map(|origin| *origin);
+        self.findings.add(Finding::Fault { kind, code, text, allocation, place });
     }
 
     /// Reports a refused free as misuse.

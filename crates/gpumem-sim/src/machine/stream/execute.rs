@@ -11,7 +11,7 @@ use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
 use crate::order::Point;
-use crate::report::finding::{AccessKind, FaultKind, Origin};
+use crate::report::finding::{AccessKind, FaultKind, KernelPlace, Origin};
 use crate::stream::Queued;
 use crate::stream::operation::{CopyRows, Fill, Operation, Route};
 use gpumem_sys::types::CUresult;
@@ -23,6 +23,7 @@ pub(crate) struct Fault {
     pub(crate) text: String,
     /// The allocation that is or was at the address.
     pub(crate) allocation: Option<Box<Origin>>,
+    pub(crate) place: Option<KernelPlace>,
 }
 
 impl Machine {
@@ -171,7 +172,7 @@ impl Machine {
         };
         let allocation = self.boxed_origin(allocation);
         let text = format!("{what} {size_bytes} bytes: {why}");
-        Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation })
+        Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation, place: None })
     }
 
     /// True if a copy may use mapped memory. The memory's own device copies it from or to the host.
@@ -196,7 +197,7 @@ impl Machine {
 impl Fault {
     /// The host is out of memory.
     pub(crate) fn of_host(code: CUresult) -> Self {
-        Self { kind: FaultKind::Host, code, text: HOST_IS_FULL.into(), allocation: None }
+        Self { kind: FaultKind::Host, code, text: HOST_IS_FULL.into(), allocation: None, place: None }
     }
 }
 
@@ -215,7 +216,7 @@ fn freed_early(allocation: Origin) -> Fault {
         "free of {base:#x}, of {size_bytes} bytes: nothing orders its allocation on its stream before this free"
     );
     let (kind, allocation) = (FaultKind::FreeBeforeAllocation, Some(Box::new(allocation)));
-    Fault { kind, code: ILLEGAL_ADDRESS, text, allocation }
+    Fault { kind, code: ILLEGAL_ADDRESS, text, allocation, place: None }
 }
 
 pub(crate) fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {

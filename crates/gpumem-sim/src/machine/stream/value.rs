@@ -64,12 +64,18 @@ impl Machine {
             let (kind, why, allocation) = self.memory.describe(wish.address, size_bytes);
             let allocation = self.boxed_origin(allocation);
             let text = format!("{what} of {size_bytes} bytes: {why}");
-            return Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation });
+            return Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation, place: None });
         };
         if is_write && found.allocated_by.is_read_only() {
             let text = format!("write of a value of {size_bytes} bytes: {}", read_only(wish.address));
             let allocation = self.boxed_origin(Some(found));
-            return Err(Fault { kind: FaultKind::ReadOnly, code: ILLEGAL_ADDRESS, text, allocation });
+            return Err(Fault {
+                kind: FaultKind::ReadOnly,
+                code: ILLEGAL_ADDRESS,
+                text,
+                allocation,
+                place: None,
+            });
         }
         self.open_windows(&found, wish.address, size_bytes).map_err(Fault::of_host)?;
         let access = if is_write { AccessKind::ValueWrite } else { AccessKind::ValueWait };
