@@ -7,6 +7,7 @@ mod boxes;
 mod calls;
 mod capture;
 mod conformance;
+mod hundred;
 mod managed;
 mod mistakes;
 mod peers;

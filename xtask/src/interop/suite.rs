@@ -33,8 +33,10 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     let mut results = BTreeMap::new();
     // The second run has the tests that must run alone, or need two devices. All run one at a time: calls of one test break the
     // capture of another, as on a GPU.
-    for args in [&[FILTER, "--test-threads=1"][..], &[FILTER, "--ignored", "--test-threads=1"]] {
-        let (output, failure) = process::run(layout, &program, &[&compiler], args, 0)?;
+    let skips: Vec<&str> = expected.skips.iter().flat_map(|name| ["--skip", name]).collect();
+    for kind in [&[][..], &["--ignored"]] {
+        let args = [&[FILTER, "--test-threads=1"], kind, &skips].concat();
+        let (output, failure) = process::run(layout, &program, &[&compiler], &args, 0)?;
         let found = parse(&output);
         ensure!(
             output.contains("test result: "),
@@ -58,7 +60,8 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
         unknown.join(", ")
     );
     let passed = results.values().filter(|passed| **passed).count();
-    Ok(format!("{passed} of {} pass, as listed", results.len()))
+    let skipped = expected.skips.len();
+    Ok(format!("{passed} of {} pass, as listed; {skipped} would take minutes", results.len() + skipped))
 }
 
 /// These packages among those that a program is built of. Cargo downloads those that are missing.
@@ -88,19 +91,28 @@ pub(super) fn copy(package: &Package, target: &Path) -> Result<PathBuf> {
 struct Expected {
     fails: BTreeSet<String>,
     varies: BTreeSet<String>,
+    skips: BTreeSet<String>,
 }
 
 impl Expected {
-    /// Reads `[[package.metadata.driver-tests]]`: each entry has a `reason`, its `tests`, and `varies = true` if they may pass.
+    /// Reads `[[package.metadata.driver-tests]]`: each entry has a `reason`, its `tests`, and `varies = true` if they may pass, `skip = true`
+    /// if they are not run.
     fn read(package: &Package) -> Result<Self> {
         let mut expected = Self::default();
         let groups = package.metadata.get("driver-tests").and_then(|groups| groups.as_array());
         for group in groups.into_iter().flatten() {
             ensure!(group.get("reason").is_some_and(|reason| reason.is_string()), "a group without a reason");
-            let varies = group.get("varies").and_then(|varies| varies.as_bool()).unwrap_or_default();
+            let is = |key: &str| group.get(key).and_then(|value| value.as_bool()).unwrap_or_default();
             let tests = group.get("tests").and_then(|tests| tests.as_array()).into_iter().flatten();
             let tests = tests.filter_map(|test| test.as_str()).map(|test| format!("{FILTER}{test}"));
-            if varies { expected.varies.extend(tests) } else { expected.fails.extend(tests) }
+            let list = if is("varies") {
+                &mut expected.varies
+            } else if is("skip") {
+                &mut expected.skips
+            } else {
+                &mut expected.fails
+            };
+            list.extend(tests);
         }
         Ok(expected)
     }
@@ -168,7 +180,8 @@ mod tests {
     fn a_failure_that_is_not_listed_and_a_pass_that_is_are_surprises() {
         let set = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<BTreeSet<_>>();
         let surprises = |fails: &[&str], varies: &[&str]| {
-            Expected { fails: set(fails), varies: set(varies) }.surprises(&parse(OUTPUT))
+            Expected { fails: set(fails), varies: set(varies), ..Expected::default() }
+                .surprises(&parse(OUTPUT))
         };
         assert!(surprises(&["a::d"], &[]).is_empty());
         assert!(surprises(&[], &["a::d"]).is_empty());
@@ -178,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_surprise_is_explained_with_what_the_test_printed() {
-        let listed = Expected { fails: BTreeSet::from(["a::b".to_string()]), varies: BTreeSet::new() };
+        let listed = Expected { fails: BTreeSet::from(["a::b".to_string()]), ..Expected::default() };
         assert!(listed.explain("a::b", OUTPUT).starts_with("a::b passes; take it off"));
         let output = "---- a::c stdout ----\nother\n\n---- a::d stdout ----\nwrong value\n\n";
         assert!(listed.explain("a::d", output).starts_with("wrong value\na::d fails; correct"));
