@@ -35,6 +35,14 @@ fn each_planted_mistake_is_found_at_its_line() {
     assert!(missed.is_empty(), "{} of {} missed\n{}", missed.len(), PLANTED.len(), missed.join("\n"));
 }
 
+/// The table of the guide has each kernel.
+#[test]
+fn the_guide_lists_each_kernel() {
+    let guide = include_str!("../../docs/how-to/check-kernels.md");
+    let listed = guide.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    assert!(listed.eq(PLANTED.iter().map(|planted| planted.name)));
+}
+
 #[test]
 fn kernels_without_mistakes_are_clean_under_every_seed() {
     for planted in PLANTED {

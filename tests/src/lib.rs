@@ -85,6 +85,7 @@ pages! {
     Arrays = "../../docs/how-to/arrays.md";
     OutOfMemory = "../../docs/how-to/out-of-memory.md";
     TestWithoutAGpu = "../../docs/how-to/test-without-a-gpu.md";
+    CheckKernels = "../../docs/how-to/check-kernels.md";
     Adaptors = "../../docs/how-to/adaptors.md";
     FromCudarc = "../../docs/how-to/from-cudarc.md";
     FromCandle = "../../docs/how-to/from-candle.md";
