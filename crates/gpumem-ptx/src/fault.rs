@@ -154,6 +154,12 @@ pub enum Mistake {
     TooLong(u64),
 }
 
+/// The coordinates of a number in a box of this shape.
+pub(crate) fn place(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(x.max(1)), u64::from(y.max(1)));
+    [number % x, number / x % y, number / x / y].map(|part| part as u32)
+}
+
 fn past(is_write: bool) -> &'static str {
     if is_write { "wrote" } else { "read" }
 }

@@ -59,17 +59,20 @@ mod lower;
 mod fault;
 // The memory that kernels access, and what they accessed.
 mod memory;
+// Races between threads, and reads of unwritten bytes.
+mod check;
 // Blocks, warps, groups of lanes, accesses.
 mod run;
 // Modules and their kernels, as users have them.
 mod module;
 
+pub use check::Checks;
 pub use error::{PtxError, PtxProblem};
 pub use fault::{KernelMistake, Mistake};
 pub use memory::{DeviceMemory, Region, Touched};
 pub use module::{Entry, Module, ModuleVariable};
 pub use program::Parameter;
-pub use run::{Checks, Launch, Outcome};
+pub use run::{Launch, Outcome};
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -3,22 +3,19 @@
 mod access;
 mod block;
 mod call;
-mod check;
 mod group;
 mod print;
 mod warp;
 
-use crate::fault::{KernelMistake, Mistake};
+use crate::check::{Checker, Checks};
+use crate::fault::{KernelMistake, Mistake, place};
 use crate::memory::{DeviceMemory, Ranges, Region, Touched};
 use crate::number::{LANES, Lanes};
 use crate::program::{Constant, Program};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
-use crate::run::check::Checker;
 use core::ops::Range;
 use std::collections::VecDeque;
-
-pub use crate::run::check::Checks;
 
 /// A launch of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -205,12 +202,6 @@ impl Order {
 
 fn greatest_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_divisor(b, a % b) }
-}
-
-/// The coordinates of a number in a box of this shape.
-pub(crate) fn place(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
-    let (x, y) = (u64::from(x.max(1)), u64::from(y.max(1)));
-    [number % x, number / x % y, number / x / y].map(|part| part as u32)
 }
 
 /// The blocks that are started at the same time, if they wait for each other.

@@ -1,11 +1,11 @@
 //! Accesses to global, shared and local memory and to parameters, one lane at a time.
 
+use crate::check::{Noted, Touch};
 use crate::fault::Mistake;
 use crate::memory::{Region, get, set};
 use crate::number::Lanes;
 use crate::program::{Access, LOCAL_WINDOW, Memory, PARAMETER_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::run::Run;
-use crate::run::check::{Noted, Touch};
 use core::cell::Cell;
 use core::ops::Range;
 

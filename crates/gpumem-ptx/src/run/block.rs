@@ -1,11 +1,11 @@
 //! A block: its shared memory, its warps, its barriers.
 
-use crate::fault::Mistake;
+use crate::fault::{Mistake, place};
 use crate::number::LANES;
 use crate::program::{BarrierKind, Op, Vote};
 use crate::run::group::Waiting;
 use crate::run::warp::{Pause, Warp, bits};
-use crate::run::{Run, Stopped, place};
+use crate::run::{Run, Stopped};
 use core::cell::Cell;
 
 /// A block that has started.

@@ -1,15 +1,15 @@
 //! A warp: its registers, its groups, and what each instruction does to them.
 
-use crate::fault::Mistake;
+use crate::check::Touch;
+use crate::fault::{Mistake, place};
 use crate::memory::{get, set};
 use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
 use crate::program::{Access, Barrier, BarrierKind, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote};
 use crate::run::access::{ThreadMemory, by_window, element, set_element};
 use crate::run::block::Arrivals;
-use crate::run::check::Touch;
 use crate::run::group::{self, Group, Waiting};
-use crate::run::{Run, Stopped, place};
+use crate::run::{Run, Stopped};
 use core::cell::Cell;
 
 /// A warp of a block.

@@ -6,11 +6,10 @@
 //! up to which time the accesses of the others come before its own. A byte keeps its last write and two reads, so a race may be missed,
 //! but one that is reported is one under the rules of PTX.
 
-use crate::fault::{KernelMistake, Mistake};
+use crate::fault::{KernelMistake, Mistake, place};
 use crate::memory::DeviceMemory;
 use crate::number::LANES;
 use crate::program::{Memory, Order, Program};
-use crate::run::place;
 use core::ops::Range;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
