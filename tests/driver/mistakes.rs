@@ -1,5 +1,6 @@
 //! Planted mistakes of kernels are found at their lines, and kernels without mistakes are not reported.
 
+use gpumem_adapt::array::pool::sys::types::CUresult;
 use gpumem_sim::{Finding, Sim, SimConfig};
 use gpumem_tests::driver::raw::Raw;
 use gpumem_tests::fixtures::mistakes::{PLANTED, Planted};
@@ -33,6 +34,22 @@ fn each_planted_mistake_is_found_at_its_line() {
         }
     }
     assert!(missed.is_empty(), "{} of {} missed\n{}", missed.len(), PLANTED.len(), missed.join("\n"));
+}
+
+/// As on a GPU: see the guide.
+#[test]
+fn a_mistake_has_the_code_of_a_gpu() {
+    for (name, code) in [
+        ("assertion", CUresult::CUDA_ERROR_ASSERT),
+        ("trapped", CUresult::CUDA_ERROR_LAUNCH_FAILED),
+        ("wild_call", CUresult::CUDA_ERROR_INVALID_PC),
+        ("scalar", CUresult::CUDA_ERROR_MISALIGNED_ADDRESS),
+        ("wild_pointer", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS),
+    ] {
+        let planted = PLANTED.iter().find(|planted| planted.name == name).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        assert_eq!(planted.run(&Raw::new(&driver).unwrap(), true), code, "{name}");
+    }
 }
 
 /// The table of the guide has each kernel.

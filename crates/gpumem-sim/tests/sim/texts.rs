@@ -147,7 +147,7 @@ fn a_kernel_that_stops_loses_its_context() {
     let all = texts(3);
     all.launch_on(all.stream, c"broken", (1, 1), Vec::new()).unwrap();
     assert_eq!(code(all.gpu.try_sync(all.stream)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
-    assert!(all.gpu.sim().report().faults[0].contains("kernel `broken` failed: line "));
+    assert!(all.gpu.sim().report().faults[0].contains("kernel `broken` failed at line "));
 }
 
 #[test]
