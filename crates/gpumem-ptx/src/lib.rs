@@ -49,6 +49,8 @@ mod text;
 mod syntax;
 // Text to syntax.
 mod parse;
+// What names stand for, over all texts of a link.
+mod names;
 // Arithmetic on the 32 lanes of a register.
 mod number;
 // A kernel in the form that runs.
@@ -64,7 +66,7 @@ mod run;
 // Modules and their kernels, as users have them.
 mod module;
 
-pub use error::{PtxError, PtxProblem};
+pub use error::{LinkError, PtxError, PtxProblem};
 pub use fault::{KernelMistake, Mistake};
 pub use memory::{DeviceMemory, Region, Touched};
 pub use module::{Entry, Module, ModuleVariable};

@@ -102,15 +102,30 @@ impl Space {
     }
 }
 
+/// Which texts of a link see a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linkage {
+    /// Only its own.
+    Internal,
+    Visible,
+    /// All. Of several definitions one counts.
+    Weak,
+    /// It is a declaration.
+    Extern,
+}
+
 /// A variable in memory, or a parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
     pub(crate) name: String,
+    /// The number of its text.
+    pub(crate) unit: u32,
+    pub(crate) linkage: Linkage,
     pub(crate) space: Space,
     pub(crate) element: Type,
     pub(crate) align_bytes: u64,
     pub(crate) size_bytes: u64,
-    /// Without a size of its own, or without a definition in this module.
+    /// Without a size of its own, or without a definition in this text.
     pub(crate) is_extern: bool,
     pub(crate) initial: Vec<Datum>,
     pub(crate) place: Place,
@@ -143,6 +158,9 @@ pub(crate) enum Formal {
 #[derive(Clone, Debug)]
 pub(crate) struct Function<'t> {
     pub(crate) name: &'t str,
+    /// The number of its text.
+    pub(crate) unit: u32,
+    pub(crate) linkage: Linkage,
     pub(crate) is_entry: bool,
     pub(crate) results: Vec<Formal>,
     pub(crate) parameters: Vec<Formal>,
@@ -200,7 +218,7 @@ pub(crate) enum Operand<'t> {
     Sink,
 }
 
-/// A whole text.
+/// A whole text, or several that are linked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source<'t> {
     pub(crate) version: (u32, u32),
