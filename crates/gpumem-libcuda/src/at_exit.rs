@@ -18,11 +18,18 @@ extern "C" fn at_exit() {
     }
     let driver = DRIVER.get().and_then(Option::as_ref);
     let Some(report) = driver.and_then(gpumem_sim::Sim::of).map(|sim| sim.report()) else { return };
-    let found = report.findings.iter().filter(|finding| is_worth_printing(finding));
-    let found = found.take(SHOWN_MAX).fold(String::new(), |mut text, finding| {
-        let _ = writeln!(text, "  {finding}");
-        text
-    });
+    let listed = |is_wanted: fn(&Finding) -> bool| {
+        let found = report.findings.iter().filter(|finding| is_wanted(finding)).take(SHOWN_MAX);
+        found.fold(String::new(), |mut text, finding| {
+            let _ = writeln!(text, "  {finding}");
+            text
+        })
+    };
+    let refused = listed(|finding| matches!(finding, Finding::Module { .. }));
+    if !refused.is_empty() {
+        print(&format!("gpumem's simulator does not run all modules of this program:\n{refused}"));
+    }
+    let found = listed(is_worth_printing);
     if !found.is_empty() {
         let (seed, schedule) = (report.seed, report.schedule);
         print(&format!(
@@ -31,9 +38,10 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Refused calls have returned an error already, and a program may leave all memory to the driver when it exits.
+/// Refused calls have returned an error already, and a program may leave all memory to the driver when it exits. Modules are listed apart:
+/// the program may have an alternative.
 fn is_worth_printing(finding: &Finding) -> bool {
-    !matches!(finding, Finding::Refused { .. } | Finding::Leak { .. })
+    !matches!(finding, Finding::Refused { .. } | Finding::Module { .. } | Finding::Leak { .. })
 }
 
 const SHOWN_MAX: usize = 20;
