@@ -1,6 +1,6 @@
 //! Links of several texts to one module.
 
-use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
 use crate::device::image::ImageError;
 use crate::device::linker::Link;
@@ -78,7 +78,7 @@ entries! {
     }
 
     fn cuLinkDestroy(call, state: CUlinkState) {
-        call.links.remove(Handle::from_ptr(state)).map(drop).ok_or(INVALID_VALUE)
+        call.links.remove(Handle::from_ptr(state)).map(drop).ok_or(INVALID_HANDLE)
     }
 }
 
