@@ -88,7 +88,7 @@ fn on_host(module: &Module, name: &str, input: &[u32]) -> Vec<u32> {
     for variable in module.variables() {
         contents.resize(contents.len().next_multiple_of(16), 0);
         variables.push(PLACES[2] + contents.len() as u64);
-        contents.extend(variable.contents(module, &[]));
+        contents.extend(variable.contents(&[]));
     }
     let cells = |bytes: Vec<u8>| bytes.into_iter().map(Cell::new).collect();
     let words = |words: &[u32]| cells(words.iter().flat_map(|word| word.to_le_bytes()).collect());

@@ -385,6 +385,7 @@ fn of_options(text: &str, texts: &mut Texts) {
         place: None,
     };
     texts.add(&fault);
+    texts.add(&Finding::Module { call: "cuModuleLoadData", code: CUresult(218), text: text.into() });
     let mut process = ProcessUsage::default();
     (process.name, process.id) = (Some(text.into()), Some(7));
     texts.add(&process);

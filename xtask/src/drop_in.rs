@@ -28,7 +28,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         folder.display()
     );
     println!(
-        "The seed chooses the order in which queued work runs. Kernels are not run: no function is found in a module."
+        "The seed chooses the order in which queued work runs. Kernels run from PTX; machine code without PTX is refused."
     );
     Ok(())
 }

@@ -22,6 +22,11 @@ extern "C" fn at_exit() {
     let driver = DRIVER.get().and_then(Option::as_ref);
     let Some(report) = driver.and_then(gpumem_sim::Sim::of).map(|sim| sim.report()) else { return };
     let found: Vec<&Finding> = report.findings.iter().filter(|finding| is_worth_printing(finding)).collect();
+    let refused: Vec<&Finding> =
+        report.findings.iter().filter(|finding| matches!(finding, Finding::Module { .. })).collect();
+    if !refused.is_empty() {
+        print(&listed("gpumem's simulator does not run all modules of this program:\n", &refused));
+    }
     if found.is_empty() {
         return;
     }
@@ -38,7 +43,11 @@ fn text(report: &Report, found: &[&Finding]) -> String {
     let start = format!(
         "gpumem's simulator has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n"
     );
-    found.iter().take(SHOWN_MAX).fold(start, |mut text, finding| {
+    listed(&start, found)
+}
+
+fn listed(start: &str, found: &[&Finding]) -> String {
+    found.iter().take(SHOWN_MAX).fold(start.to_string(), |mut text, finding| {
         let _ = writeln!(text, "  {finding}");
         text
     })
@@ -67,9 +76,10 @@ fn annotation(finding: &Finding) -> String {
     format!("::error {place}title={}::{}\n", property(finding.name()), escaped(&finding.to_string()))
 }
 
-/// Refused calls have returned an error already, and a program may leave all memory to the driver when it exits.
+/// Refused calls have returned an error already, and a program may leave all memory to the driver when it exits. Modules are listed apart:
+/// the program may have an alternative.
 fn is_worth_printing(finding: &Finding) -> bool {
-    !matches!(finding, Finding::Refused { .. } | Finding::Leak { .. })
+    !matches!(finding, Finding::Refused { .. } | Finding::Module { .. } | Finding::Leak { .. })
 }
 
 const SHOWN_MAX: usize = 20;

@@ -59,6 +59,15 @@ fn what_was_found_is_said_at_exit() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
+#[test]
+fn why_a_module_was_refused_is_said_at_exit() {
+    let output = run("child::loads_machine_code", &[]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("cuModuleLoadData returned CUDA_ERROR_NO_BINARY_FOR_GPU"), "{stderr}");
+    assert!(stderr.contains("-gencode arch=compute_XX") && !stderr.contains("has found"), "{stderr}");
+    passes(output);
+}
+
 /// The process can exit with anything alive: threads inside of calls, memory, streams, and thread-locals whose destructors call
 /// the driver.
 #[test]
@@ -115,6 +124,21 @@ mod child {
         for _ in 0..2 {
             // SAFETY: `cuInit` may be called at any time.
             assert_eq!(unsafe { table.cuInit.unwrap()(0) }, CUresult::CUDA_ERROR_NOT_INITIALIZED);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn loads_machine_code() {
+        let table = table();
+        let (mut context, mut module) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the out-pointers live through the calls; of machine code only the first bytes are read.
+        unsafe {
+            assert_eq!(table.cuInit.unwrap()(0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuDevicePrimaryCtxRetain.unwrap()(&mut context, 0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuCtxSetCurrent.unwrap()(context), CUresult::CUDA_SUCCESS);
+            let refused = table.cuModuleLoadData.unwrap()(&mut module, c"\x7fELF".as_ptr().cast());
+            assert_eq!(refused, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
         }
     }
 

@@ -24,6 +24,18 @@ pub struct PtxError {
 
 debug_is_display!(PtxError);
 
+/// A problem in one of several PTX texts. Displays as `input 2, line 12, column 3: …`.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("input {}, {error}", .input + 1)]
+pub struct LinkError {
+    /// The number of the text, from 0.
+    pub input: usize,
+    /// The problem.
+    pub error: PtxError,
+}
+
+debug_is_display!(LinkError);
+
 /// A kind of problem in a PTX text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,6 +44,8 @@ pub enum PtxProblem {
     Syntax(String),
     /// The text is PTX that this crate does not run.
     Unsupported(String),
+    /// A function or variable that the text uses is defined nowhere.
+    Undefined(String),
     /// The text needs a newer version of PTX than this crate knows.
     Version {
         /// The version that the text states.
@@ -46,6 +60,13 @@ impl fmt::Display for PtxProblem {
         match self {
             Self::Syntax(what) => write!(f, "{what}"),
             Self::Unsupported(what) => write!(f, "{what} is not supported"),
+            Self::Undefined(name) => {
+                write!(
+                    f,
+                    "`{}` is declared and not defined; link the text that defines it",
+                    Shown::name(name)
+                )
+            }
             Self::Version { stated, newest } => write!(
                 f,
                 "PTX {}.{} is newer than {}.{}; compile for an older version",
@@ -62,6 +83,10 @@ impl PtxError {
 
     pub(crate) fn version(place: Place, stated: (u32, u32), newest: (u32, u32)) -> Self {
         Self { line: place.line, column: place.column, what: PtxProblem::Version { stated, newest } }
+    }
+
+    pub(crate) fn undefined(place: Place, name: &str) -> Self {
+        Self { line: place.line, column: place.column, what: PtxProblem::Undefined(name.into()) }
     }
 
     pub(crate) fn unsupported(place: Place, what: impl Into<String>) -> Self {

@@ -49,6 +49,8 @@ mod text;
 mod syntax;
 // Text to syntax.
 mod parse;
+// What names stand for, over all texts of a link.
+mod names;
 // Arithmetic on the 32 lanes of a register.
 mod number;
 // A kernel in the form that runs.
@@ -67,7 +69,7 @@ mod run;
 mod module;
 
 pub use check::Checks;
-pub use error::{PtxError, PtxProblem};
+pub use error::{LinkError, PtxError, PtxProblem};
 pub use fault::{KernelMistake, Mistake};
 pub use memory::{DeviceMemory, Region, Touched};
 pub use module::{Entry, Module, ModuleVariable};

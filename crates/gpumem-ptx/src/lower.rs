@@ -6,27 +6,33 @@ mod memory;
 mod modifiers;
 mod warp;
 
-use crate::error::{Place, PtxError, short};
+use crate::error::{LinkError, Place, PtxError, short};
 use crate::lower::modifiers::Modifiers;
+use crate::names::Names;
 use crate::number::Alu;
 use crate::parse::{double_as, single_as};
 use crate::program::{
     Access, Constant, FUNCTIONS, Guard, Location, Memory, Op, Order, Program, Routine, Slot, Special, Step,
     clock_bytes, low_bits,
 };
-use crate::syntax::{Formal, Function, Instruction, Operand, Source, Space, Statement, Type};
+use crate::syntax::{Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type};
 use std::collections::HashMap;
 
 type Result<T> = core::result::Result<T, PtxError>;
 
 /// Makes the program of a kernel.
-pub(crate) fn lower(source: &Source<'_>, entry: usize) -> Result<Program> {
-    let mut lower = Lower::new(source);
+pub(crate) fn lower(
+    source: &Source<'_>,
+    names: &Names<'_>,
+    entry: usize,
+) -> core::result::Result<Program, LinkError> {
+    let mut lower = Lower::new(source, names);
     lower.routine_of(entry);
     // Calls add functions to the list.
     let mut next = 0;
     while let Some(&function) = lower.queue.get(next) {
-        lower.function(next, function)?;
+        let input = source.functions[function].unit as usize;
+        lower.function(next, function).map_err(|error| LinkError { input, error })?;
         next += 1;
     }
     Ok(lower.program)
@@ -34,9 +40,7 @@ pub(crate) fn lower(source: &Source<'_>, entry: usize) -> Result<Program> {
 
 struct Lower<'s, 't> {
     source: &'s Source<'t>,
-    /// The numbers of definitions; a declaration counts only if there is no definition.
-    functions: HashMap<&'t str, usize>,
-    variables: HashMap<&'s str, usize>,
+    names: &'s Names<'s>,
     program: Program,
     /// The functions of the routines, by their numbers.
     queue: Vec<usize>,
@@ -61,19 +65,10 @@ struct Lower<'s, 't> {
 }
 
 impl<'s, 't> Lower<'s, 't> {
-    fn new(source: &'s Source<'t>) -> Self {
-        let mut functions = HashMap::new();
-        for (number, function) in source.functions.iter().enumerate() {
-            if function.body.is_some() || !functions.contains_key(function.name) {
-                functions.insert(function.name, number);
-            }
-        }
-        let variables =
-            source.variables.iter().enumerate().map(|(number, v)| (v.name.as_str(), number)).collect();
+    fn new(source: &'s Source<'t>, names: &'s Names<'s>) -> Self {
         Self {
             source,
-            functions,
-            variables,
+            names,
             program: Program {
                 steps: Vec::new(),
                 routines: Vec::new(),
@@ -128,8 +123,10 @@ impl<'s, 't> Lower<'s, 't> {
         self.lists.clear();
         self.jumps.clear();
         let Some(body) = &current.body else {
-            let what = format!("the function `{}`, which this module does not define,", short(current.name));
-            return Err(PtxError::unsupported(current.place, what));
+            return Err(match OF_DRIVER.contains(&current.name) {
+                true => PtxError::unsupported(current.place, format!("the function `{}`", current.name)),
+                false => PtxError::undefined(current.place, current.name),
+            });
         };
         if current.is_entry {
             let (layout, _) = layout(current);
@@ -242,9 +239,8 @@ impl<'s, 't> Lower<'s, 't> {
         self.place = instruction.place;
         self.guard = None;
         let (step, lines) = (self.program.steps.len() as u32, &mut self.program.source_lines);
-        let (file, line) = instruction.source_line.unwrap_or((u32::MAX, 0));
-        if lines.last().is_none_or(|(_, last_file, last_line)| (*last_file, *last_line) != (file, line)) {
-            lines.push((step, file, line));
+        if lines.last().is_none_or(|(_, last)| *last != instruction.source_line) {
+            lines.push((step, instruction.source_line));
         }
         if let Some((register, is_negated)) = instruction.guard {
             if self.current().registers[register as usize] != Type::Pred {
@@ -382,7 +378,8 @@ impl<'s, 't> Lower<'s, 't> {
                 }
             }
             Operand::Symbol(name, distance) => {
-                if let Some(&variable) = self.variables.get(name) {
+                let unit = self.current().unit;
+                if let Some(variable) = self.names.variable(unit, name) {
                     let declared = &self.source.variables[variable];
                     return match declared.space {
                         Space::Shared if declared.is_extern => {
@@ -393,10 +390,13 @@ impl<'s, 't> Lower<'s, 't> {
                             let offset = self.shared_offset(declared)?;
                             Ok(self.bits(offset.wrapping_add_signed(distance)))
                         }
+                        _ if declared.linkage == Linkage::Extern => {
+                            Err(PtxError::undefined(declared.place, name))
+                        }
                         _ => Ok(self.constant(Constant::Global(variable as u32, distance))),
                     };
                 }
-                if let Some(&function) = self.functions.get(name) {
+                if let Some(function) = self.names.function(unit, name) {
                     let routine = self.routine_of(function);
                     return Ok(self.bits(FUNCTIONS + u64::from(routine)));
                 }
@@ -502,6 +502,8 @@ pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>
     (parameters, end)
 }
 
+/// Functions that the driver defines.
+const OF_DRIVER: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
 /// The most local memory of a thread, as the hardware has it.
 const FRAME_BYTES_MAX: u64 = 512 << 10;
 /// The most shared memory of a block that a kernel declares.

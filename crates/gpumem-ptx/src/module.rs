@@ -1,12 +1,13 @@
 //! A module that was parsed and checked, and its kernels.
 
-use crate::error::PtxError;
+use crate::error::{LinkError, PtxError, PtxProblem};
 use crate::lower::{layout, lower};
 use crate::memory::DeviceMemory;
+use crate::names::Names;
 use crate::parse::parse;
 use crate::program::{Constant, Parameter, Program};
 use crate::run::{Launch, Outcome, run};
-use crate::syntax::{DatumValue, Space};
+use crate::syntax::{DatumValue, Linkage, Space, Variable};
 
 /// A parsed text.
 #[derive(Debug)]
@@ -40,7 +41,18 @@ pub struct ModuleVariable {
     pub is_constant: bool,
     /// True if a kernel names it, or a variable that a kernel names has its address.
     pub is_used: bool,
-    initial: Vec<(u64, u32, DatumValue)>,
+    is_visible: bool,
+    initial: Vec<Initial>,
+}
+
+/// A number in the initial contents of a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Initial {
+    offset_bytes: u64,
+    size_bytes: u32,
+    value: u64,
+    /// The variable whose address is added.
+    base: Option<usize>,
 }
 
 impl Module {
@@ -52,16 +64,30 @@ impl Module {
     ///
     /// [`PtxError`] for a text that is no PTX, and for one of a version that is not known.
     pub fn parse(text: &str) -> Result<Self, PtxError> {
-        let source = parse(text)?;
+        Self::link(&[text]).map_err(|error| error.error)
+    }
+
+    /// Parses texts and links them: what one declares `.extern` may be defined in another. The lines of mistakes are those of the text that
+    /// has the function.
+    ///
+    /// A kernel that needs what no text defines is [`Entry::unsupported`].
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError`] for a text that [`Module::parse`] refuses, and for a visible name that is defined twice.
+    pub fn link(texts: &[&str]) -> Result<Self, LinkError> {
+        let source = parse(texts)?;
+        let names = Names::new(&source)?;
         let mut entries = Vec::new();
         for (number, function) in source.functions.iter().enumerate() {
             if !function.is_entry || function.body.is_none() {
                 continue;
             }
-            let program = lower(&source, number);
-            if let Err(error @ PtxError { what: crate::error::PtxProblem::Syntax(_), .. }) = program {
-                return Err(error);
-            }
+            let program = lower(&source, &names, number);
+            let program = match program {
+                Err(error) if matches!(error.error.what, PtxProblem::Syntax(_)) => return Err(error),
+                other => other.map_err(|error| error.error),
+            };
             let (parameters, parameter_bytes) = layout(function);
             let block_max = function.limits.iter().find(|(name, _)| matches!(*name, ".maxntid" | ".reqntid"));
             let block_max = block_max.map(|(_, numbers)| {
@@ -77,17 +103,31 @@ impl Module {
                 program,
             });
         }
-        let variables = source.variables.iter().map(|variable| ModuleVariable {
-            name: variable.name.clone(),
+        let is_own = |number: usize, variable: &Variable| {
             // Shared memory is a block's, not the module's.
-            size_bytes: if variable.space == Space::Shared { 0 } else { variable.size_bytes },
+            variable.space != Space::Shared
+                && variable.linkage != Linkage::Extern
+                && names.variable(variable.unit, &variable.name) == Some(number)
+        };
+        let variables = source.variables.iter().enumerate().map(|(number, variable)| ModuleVariable {
+            name: variable.name.clone(),
+            size_bytes: if is_own(number, variable) { variable.size_bytes } else { 0 },
+            is_visible: variable.linkage != Linkage::Internal,
             align_bytes: variable.align_bytes,
             is_constant: variable.space == Space::Const,
             is_used: false,
             initial: variable
                 .initial
                 .iter()
-                .map(|d| (d.offset_bytes, d.size_bytes, d.value.clone()))
+                .map(|datum| {
+                    let (value, base) = match &datum.value {
+                        DatumValue::Bits(bits) => (*bits, None),
+                        DatumValue::Address(name, distance) => {
+                            (*distance as u64, names.variable(variable.unit, name))
+                        }
+                    };
+                    Initial { offset_bytes: datum.offset_bytes, size_bytes: datum.size_bytes, value, base }
+                })
                 .collect(),
         });
         let mut module =
@@ -109,11 +149,7 @@ impl Module {
             if core::mem::replace(&mut self.variables[number].is_used, true) {
                 continue;
             }
-            for (_, _, value) in &self.variables[number].initial {
-                if let DatumValue::Address(name, _) = value {
-                    used.extend(self.variables.iter().position(|variable| variable.name == *name));
-                }
-            }
+            used.extend(self.variables[number].initial.iter().filter_map(|initial| initial.base));
         }
     }
 
@@ -141,29 +177,32 @@ impl Module {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The variables, in the order of the text. Those in shared memory have no size: they are a block's.
+    /// The variables, in the order of the text. Those in shared memory have no size, because they are a block's, nor have those that
+    /// another text defines.
     #[must_use]
     pub fn variables(&self) -> &[ModuleVariable] {
         &self.variables
+    }
+
+    /// The number of the variable of this name in global or constant memory.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<usize> {
+        let named = self.variables.iter().enumerate();
+        let named = named.filter(|(_, variable)| variable.name == name && variable.size_bytes > 0);
+        named.max_by_key(|(_, variable)| variable.is_visible).map(|(number, _)| number)
     }
 }
 
 impl ModuleVariable {
     /// The initial contents, for variables at these addresses.
     #[must_use]
-    pub fn contents(&self, module: &Module, addresses: &[u64]) -> Vec<u8> {
+    pub fn contents(&self, addresses: &[u64]) -> Vec<u8> {
         let mut bytes = vec![0; self.size_bytes as usize];
-        for (offset, size, value) in &self.initial {
-            let value = match value {
-                DatumValue::Bits(bits) => *bits,
-                DatumValue::Address(name, distance) => {
-                    let number = module.variables.iter().position(|variable| variable.name == *name);
-                    let address = number.and_then(|number| addresses.get(number)).copied().unwrap_or(0);
-                    address.wrapping_add_signed(*distance)
-                }
-            };
-            let part = bytes.get_mut(*offset as usize..).unwrap_or_default();
-            part.iter_mut().zip(value.to_le_bytes()).take(*size as usize).for_each(|(to, from)| *to = from);
+        for initial in &self.initial {
+            let base = initial.base.and_then(|base| addresses.get(base)).copied().unwrap_or(0);
+            let value = base.wrapping_add(initial.value).to_le_bytes();
+            let part = bytes.get_mut(initial.offset_bytes as usize..).unwrap_or_default();
+            part.iter_mut().zip(value).take(initial.size_bytes as usize).for_each(|(to, from)| *to = from);
         }
         bytes
     }

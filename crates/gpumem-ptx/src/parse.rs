@@ -1,8 +1,9 @@
 //! Text to [`Source`].
 
-use crate::error::{Place, PtxError, short};
+use crate::error::{LinkError, Place, PtxError, short};
 use crate::syntax::{
-    Datum, DatumValue, Formal, Function, Instruction, Operand, Source, Space, Statement, Type, Variable,
+    Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourceFile, Space, Statement,
+    Type, Variable,
 };
 use crate::text::{Word, Words};
 use std::collections::HashMap;
@@ -12,21 +13,32 @@ type Result<T> = core::result::Result<T, PtxError>;
 /// The newest version that is known.
 pub(crate) const VERSION_MAX: (u32, u32) = (9, 0);
 
-/// Parses a module's text.
-pub(crate) fn parse(text: &str) -> Result<Source<'_>> {
-    let mut parser =
-        Parser { words: Words::new(text), source: Source::default(), scopes: Vec::new(), source_line: None };
-    parser.module()?;
-    Ok(parser.source)
+/// Parses the texts of a module.
+pub(crate) fn parse<'t>(texts: &[&'t str]) -> core::result::Result<Source<'t>, LinkError> {
+    let mut source = Source::default();
+    for (input, text) in texts.iter().enumerate() {
+        let mut parser = Parser {
+            words: Words::new(text),
+            unit: input as u32,
+            source,
+            scopes: Vec::new(),
+            source_line: None,
+        };
+        parser.module().map_err(|error| LinkError { input, error })?;
+        source = parser.source;
+    }
+    Ok(source)
 }
 
 struct Parser<'t> {
     words: Words<'t>,
+    /// The number of the text.
+    unit: u32,
     source: Source<'t>,
     /// The open scopes of the body that is read.
     scopes: Vec<Scope<'t>>,
     /// What the last `.loc` of the body stated.
-    source_line: Option<(u32, u32)>,
+    source_line: Option<(SourceFile, u32)>,
 }
 
 /// The names of a pair of braces.
@@ -97,8 +109,9 @@ impl<'t> Parser<'t> {
             return Err(PtxError::syntax(place, "`.target` is expected behind `.version`"));
         }
         let (target, place) = self.name()?;
-        self.source.target = target_of(target)
+        let stated = target_of(target)
             .ok_or_else(|| PtxError::syntax(place, format!("`{}` is no target", short(target))))?;
+        self.source.target = self.source.target.max(stated);
         while self.take(b',')? {
             self.name()?;
         }
@@ -131,7 +144,7 @@ impl<'t> Parser<'t> {
         if stated > VERSION_MAX {
             return Err(PtxError::version(place, stated, VERSION_MAX));
         }
-        self.source.version = stated;
+        self.source.version = self.source.version.max(stated);
         Ok(())
     }
 
@@ -151,9 +164,14 @@ impl<'t> Parser<'t> {
             ".pragma" => self.pragma(),
             ".extern" | ".visible" | ".weak" | ".common" => {
                 let (next, place) = self.name()?;
-                self.definition(next, directive == ".extern", place)
+                let linkage = match directive {
+                    ".extern" => Linkage::Extern,
+                    ".visible" => Linkage::Visible,
+                    _ => Linkage::Weak,
+                };
+                self.definition(next, linkage, place)
             }
-            _ => self.definition(directive, false, place),
+            _ => self.definition(directive, Linkage::Internal, place),
         }
     }
 
@@ -163,7 +181,7 @@ impl<'t> Parser<'t> {
         if let (Word::Text(name), _) = self.next()?
             && let Ok(number) = u32::try_from(number)
         {
-            self.source.files.insert(number, name);
+            self.source.files.insert((self.unit, number), name);
         }
         while self.take(b',')? {
             self.integer()?;
@@ -179,12 +197,12 @@ impl<'t> Parser<'t> {
         self.expect(b';')
     }
 
-    fn definition(&mut self, word: &'t str, is_extern: bool, place: Place) -> Result<()> {
+    fn definition(&mut self, word: &'t str, linkage: Linkage, place: Place) -> Result<()> {
         match word {
-            ".func" | ".entry" => self.function(word == ".entry", place),
+            ".func" | ".entry" => self.function(word == ".entry", linkage, place),
             ".global" | ".const" | ".shared" => {
                 let space = Space::of(&word[1..]).unwrap_or(Space::Global);
-                let variables = self.variables(space, is_extern)?;
+                let variables = self.variables(space, linkage)?;
                 self.source.variables.extend(variables.into_iter().map(|(_, variable)| variable));
                 Ok(())
             }
@@ -193,13 +211,14 @@ impl<'t> Parser<'t> {
     }
 
     /// The variables of a declaration, up to its end.
-    fn variables(&mut self, space: Space, is_extern: bool) -> Result<Vec<(&'t str, Variable)>> {
+    fn variables(&mut self, space: Space, linkage: Linkage) -> Result<Vec<(&'t str, Variable)>> {
         let (element, vector, align) = self.variable_type()?;
         let mut found = Vec::new();
         loop {
             let (name, place) = self.name()?;
             let mut variable = self.sized(name, place, space, (element, vector, align))?;
-            variable.is_extern |= is_extern;
+            variable.linkage = linkage;
+            variable.is_extern |= linkage == Linkage::Extern;
             if self.take(b'=')? {
                 let mut offset_bytes = 0;
                 self.initial(&mut variable, &mut offset_bytes, 0)?;
@@ -271,6 +290,8 @@ impl<'t> Parser<'t> {
         let element_bytes = u64::from(element.bytes());
         Ok(Variable {
             name: name.to_string(),
+            unit: self.unit,
+            linkage: Linkage::Internal,
             space,
             element,
             align_bytes: align.unwrap_or(element_bytes * vector),
@@ -321,9 +342,11 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    fn function(&mut self, is_entry: bool, place: Place) -> Result<()> {
+    fn function(&mut self, is_entry: bool, linkage: Linkage, place: Place) -> Result<()> {
         let mut function = Function {
             name: "",
+            unit: self.unit,
+            linkage,
             is_entry,
             results: Vec::new(),
             parameters: Vec::new(),
@@ -472,7 +495,7 @@ impl<'t> Parser<'t> {
                     ".reg" => self.registers(function)?,
                     ".local" | ".shared" | ".param" | ".global" | ".const" => {
                         let space = Space::of(&directive[1..]).unwrap_or(Space::Local);
-                        for (name, variable) in self.variables(space, false)? {
+                        for (name, variable) in self.variables(space, Linkage::Internal)? {
                             self.declare_variable(function, variable, name);
                         }
                     }
@@ -526,7 +549,8 @@ impl<'t> Parser<'t> {
     /// `.loc 1 12 3`, with or without the place of a call that was inlined, which is skipped.
     fn location(&mut self) -> Result<()> {
         let [file, line, _] = [self.integer()?, self.integer()?, self.integer()?];
-        self.source_line = u32::try_from(file).ok().zip(u32::try_from(line).ok());
+        let file = u32::try_from(file).ok().map(|number| (self.unit, number));
+        self.source_line = file.zip(u32::try_from(line).ok());
         while self.take(b',')? {
             match self.name()?.0 {
                 "inlined_at" => {

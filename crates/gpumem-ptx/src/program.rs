@@ -1,7 +1,7 @@
 //! A kernel with the functions that it calls, in the form that runs.
 
 use crate::number::Alu;
-use crate::syntax::Type;
+use crate::syntax::{SourceFile, Type};
 use std::collections::HashMap;
 
 /// Where an operand is: a register of the frame, a constant of the program, or a special register.
@@ -377,17 +377,17 @@ pub(crate) struct Program {
     /// The alignment of the dynamic shared memory.
     pub(crate) dynamic_align: u64,
     pub(crate) sites: u32,
-    /// The lines of the sources, by the first step that each is for: the step, the file, the line.
-    pub(crate) source_lines: Vec<(u32, u32, u32)>,
-    /// The names of the files, by their numbers.
-    pub(crate) files: HashMap<u32, String>,
+    /// The lines of the sources, by the first step that each is for: the step, the file and the line.
+    pub(crate) source_lines: Vec<(u32, Option<(SourceFile, u32)>)>,
+    /// The names of the files.
+    pub(crate) files: HashMap<SourceFile, String>,
 }
 
 impl Program {
     /// The line of the source that a step comes from, if the text says it: `kernel.cu:12`.
     pub(crate) fn source_line(&self, step: u32) -> Option<String> {
-        let behind = self.source_lines.partition_point(|(first, ..)| *first <= step);
-        let (_, file, line) = *self.source_lines.get(behind.checked_sub(1)?)?;
+        let behind = self.source_lines.partition_point(|(first, _)| *first <= step);
+        let (file, line) = self.source_lines.get(behind.checked_sub(1)?)?.1?;
         self.files.get(&file).map(|name| format!("{name}:{line}"))
     }
 }

@@ -103,15 +103,30 @@ impl Space {
     }
 }
 
+/// Which texts of a link see a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linkage {
+    /// Only its own.
+    Internal,
+    Visible,
+    /// All. Of several definitions one counts.
+    Weak,
+    /// It is a declaration.
+    Extern,
+}
+
 /// A variable in memory, or a parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
     pub(crate) name: String,
+    /// The number of its text.
+    pub(crate) unit: u32,
+    pub(crate) linkage: Linkage,
     pub(crate) space: Space,
     pub(crate) element: Type,
     pub(crate) align_bytes: u64,
     pub(crate) size_bytes: u64,
-    /// Without a size of its own, or without a definition in this module.
+    /// Without a size of its own, or without a definition in this text.
     pub(crate) is_extern: bool,
     pub(crate) initial: Vec<Datum>,
     pub(crate) place: Place,
@@ -144,6 +159,9 @@ pub(crate) enum Formal {
 #[derive(Clone, Debug)]
 pub(crate) struct Function<'t> {
     pub(crate) name: &'t str,
+    /// The number of its text.
+    pub(crate) unit: u32,
+    pub(crate) linkage: Linkage,
     pub(crate) is_entry: bool,
     pub(crate) results: Vec<Formal>,
     pub(crate) parameters: Vec<Formal>,
@@ -176,7 +194,7 @@ pub(crate) struct Instruction<'t> {
     pub(crate) place: Place,
     pub(crate) scope: u32,
     /// The file's number and the line that `.loc` states.
-    pub(crate) source_line: Option<(u32, u32)>,
+    pub(crate) source_line: Option<(SourceFile, u32)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -203,7 +221,10 @@ pub(crate) enum Operand<'t> {
     Sink,
 }
 
-/// A whole text.
+/// A source file that a text names: the number of the text, and that of the file in it.
+pub(crate) type SourceFile = (u32, u32);
+
+/// A whole text, or several that are linked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source<'t> {
     pub(crate) version: (u32, u32),
@@ -211,8 +232,8 @@ pub(crate) struct Source<'t> {
     pub(crate) target: u32,
     pub(crate) variables: Vec<Variable>,
     pub(crate) functions: Vec<Function<'t>>,
-    /// The names of source files, by their numbers.
-    pub(crate) files: HashMap<u32, &'t str>,
+    /// The names of source files.
+    pub(crate) files: HashMap<SourceFile, &'t str>,
     /// The parents of the scopes of labels. Scope 0 has none.
     pub(crate) scopes: Vec<u32>,
 }

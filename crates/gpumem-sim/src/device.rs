@@ -3,9 +3,15 @@
 //! A device of the simulator has the attributes of an H200, except its memory size and whether it is integrated. Capabilities that the simulator lacks are
 //! reported as 0, so that programs use their alternative.
 
+#[allow(unsafe_code)]
+pub(crate) mod compiler_log;
 pub(crate) mod context;
+pub(crate) mod fat_binary;
+pub(crate) mod image;
 #[allow(unsafe_code)]
 pub(crate) mod launch;
+pub(crate) mod library;
+pub(crate) mod linker;
 pub(crate) mod module;
 pub(crate) mod settings;
 

@@ -13,6 +13,9 @@ pub(crate) mod event;
 pub(crate) mod exec;
 pub(crate) mod graph;
 pub(crate) mod host_call;
+pub(crate) mod image;
+pub(crate) mod library;
+pub(crate) mod linker;
 pub(crate) mod managed;
 pub(crate) mod memory;
 pub(crate) mod module;
@@ -51,6 +54,8 @@ pub(crate) fn table<const SLOT: usize>() -> Table {
     transfer::install::<SLOT>(&mut table);
     volume::install::<SLOT>(&mut table);
     module::install::<SLOT>(&mut table);
+    library::install::<SLOT>(&mut table);
+    linker::install::<SLOT>(&mut table);
     symbol::install::<SLOT>(&mut table);
     value::install::<SLOT>(&mut table);
     settings::install::<SLOT>(&mut table);

@@ -14,6 +14,9 @@
 //! work runs, such as a use of memory that was freed, is not yet allocated in stream order, or is too short, ends the context with a sticky
 //! error, and [`Sim::report`] names the allocation.
 //!
+//! **Kernels run from PTX.** A module is a PTX text, several linked ones, or a fat binary that contains PTX. The logs of
+//! `cuModuleLoadDataEx` and the report say why a module or a kernel is refused ([`Finding::Module`]).
+//!
 //! **Races are found.** Two accesses that are not ordered are reported together ([`Finding`]), whatever order the schedule chose. The order
 //! is random, early, late, or every possible one ([`Schedule`]). Faults are injected by rules ([`Rule`]).
 //!

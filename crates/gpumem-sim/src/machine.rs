@@ -22,6 +22,8 @@ use crate::config::SimConfig;
 use crate::config::rules::Rules;
 use crate::device::context::Context;
 use crate::device::launch::Kernel;
+use crate::device::library::{Library, LibraryKernel};
+use crate::device::linker::Link;
 use crate::device::module::{Function, Module};
 use crate::graph::Graphs;
 use crate::memory::Memory;
@@ -57,6 +59,9 @@ pub(crate) struct Machine {
     pub(crate) pools: Slab<Pool>,
     pub(crate) modules: Slab<Module>,
     pub(crate) functions: Slab<Function>,
+    pub(crate) libraries: Slab<Library>,
+    pub(crate) library_kernels: Slab<LibraryKernel>,
+    pub(crate) links: Slab<Link>,
     pub(crate) kernels: BTreeMap<&'static str, Kernel>,
     pub(crate) memory: Memory,
     pub(crate) managed: Managed,
@@ -123,6 +128,9 @@ impl Machine {
             pools,
             modules: Slab::new(Kind::Module, instance),
             functions: Slab::new(Kind::Function, instance),
+            libraries: Slab::new(Kind::Library, instance),
+            library_kernels: Slab::new(Kind::LibraryKernel, instance),
+            links: Slab::new(Kind::Link, instance),
             kernels: BTreeMap::new(),
             memory: Memory::new(origins),
             virtual_memory: VirtualMemory::new(slot, instance),

@@ -31,7 +31,7 @@ pub struct Report {
     pub graph_count: usize,
     /// Executable graphs that the program made, and did not destroy.
     pub executable_graph_count: usize,
-    /// Modules that the program loaded and did not unload.
+    /// Modules and libraries that the program loaded and did not unload.
     pub module_count: usize,
     /// Handles of physical memory that the program created or retained and did not release as often.
     pub handle_count: usize,

@@ -71,7 +71,7 @@ impl<'s, 't> Lower<'s, 't> {
         };
         let (target, formals) = match function {
             Operand::Symbol(name, 0) => {
-                let number = self.functions.get(name).copied();
+                let number = self.names.function(self.current().unit, name);
                 let number =
                     number.ok_or_else(|| self.wrong(format!("there is no function `{}`", short(name))))?;
                 (Callee::Routine(number as u32), Some(&self.source.functions[number]))

@@ -123,7 +123,7 @@ fn what_a_kernel_prints_is_formatted_as_in_c() {
     let mut memory = Memory::default();
     let address = memory.alloc(&[0; 4]);
     let words = |number: usize| {
-        let contents = module.variables()[number].contents(&module, &[]);
+        let contents = module.variables()[number].contents(&[]);
         contents
             .chunks(4)
             .map(|part| part.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte)))

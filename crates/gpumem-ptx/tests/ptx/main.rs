@@ -5,6 +5,7 @@
 
 mod checks;
 mod control;
+mod link;
 mod memory;
 mod mistakes;
 mod support;

@@ -34,6 +34,11 @@ impl Handle {
         self.0
     }
 
+    /// True for a handle of this kind, whether the object exists or not.
+    pub(crate) fn is(self, kind: Kind) -> bool {
+        self.0 & ((1 << KIND_BITS) - 1) == kind as u64
+    }
+
     fn index(self) -> usize {
         (self.0 >> KIND_BITS) as usize & INDEX_MAX
     }
@@ -55,9 +60,12 @@ pub(crate) enum Kind {
     Module = 7,
     Function = 8,
     Physical = 9,
+    Library = 10,
+    LibraryKernel = 11,
     Graph = 12,
     GraphNode = 13,
     GraphExec = 14,
+    Link = 15,
 }
 
 /// The objects of one kind.

@@ -166,7 +166,7 @@ macro_rules! plain {
 
 plain! {
     u8 u16 u32 u64 usize i32
-    CUdevice_P2PAttribute CUdevice_attribute CUfunc_cache CUfunction_attribute CUgraphMem_attribute CUhostFn
+    CUdevice_P2PAttribute CUjitInputType CUdevice_attribute CUfunc_cache CUfunction_attribute CUgraphMem_attribute CUhostFn
     CUipcEventHandle CUipcMemHandle CUlimit CUmemAllocationGranularity_flags CUmemAllocationHandleType CUmemLocation
     CUmemPool_attribute CUmem_advise CUmem_range_attribute CUoccupancyB2DSize CUpointer_attribute CUresult
     CUsharedconfig CUstreamCallback CUstreamCaptureMode

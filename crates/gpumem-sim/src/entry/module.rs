@@ -1,17 +1,20 @@
 //! Modules, functions and launches.
 
-use crate::base::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::base::handle::Handle;
+use crate::device::compiler_log::CompilerLogs;
 use crate::device::module::Shape;
 use crate::entry::argument::{Source, Target, check_place, put, put_if_wanted, take, take_at};
 use crate::entry::call::Call;
 use crate::entry::entries;
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use crate::entry::image::{bytes, file, logs, parse, text};
+use crate::machine::Machine;
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use gpumem_ptx::Entry;
 use gpumem_sys::Table;
 use gpumem_sys::types::{
-    CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUlaunchAttributeID,
+    CUdeviceptr, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUlaunchAttributeID,
     CUlaunchConfig, CUmodule, CUmoduleLoadingMode, CUresult, CUstream,
 };
 
@@ -20,37 +23,65 @@ entries! {
         check_place(target)?;
         let context = call.context(call.thread)?;
         // SAFETY: the caller has a string there that ends in NUL.
-        let path = unsafe { text(path)? }.to_str().map_err(|_| INVALID_VALUE)?;
-        let image = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
-        put(target, call.module_load(context, &image)?.to_ptr())
+        let image = unsafe { file(path)? };
+        let parsed = parse(call, &mut CompilerLogs::default(), &image)?;
+        put(target, call.module_load(context, parsed)?.to_ptr())
     }
 
     fn cuModuleLoadData(call, target: Target<CUmodule>, image: *const c_void) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        // SAFETY: the caller has an image there. An image that can be loaded ends in NUL.
-        let image = unsafe { text(image.cast())? };
-        put(target, call.module_load(context, image.to_bytes())?.to_ptr())
+        // SAFETY: the caller has an image there.
+        let image = unsafe { bytes(image)? };
+        let parsed = parse(call, &mut CompilerLogs::default(), image)?;
+        put(target, call.module_load(context, parsed)?.to_ptr())
+    }
+
+    fn cuModuleLoadFatBinary(call, target: Target<CUmodule>, image: *const c_void) {
+        check_place(target)?;
+        let context = call.context(call.thread)?;
+        // SAFETY: the caller has an image there.
+        let image = unsafe { bytes(image)? };
+        let parsed = parse(call, &mut CompilerLogs::default(), image)?;
+        put(target, call.module_load(context, parsed)?.to_ptr())
     }
 
     fn cuModuleLoadDataEx(
         call,
         target: Target<CUmodule>,
         image: *const c_void,
-        _option_count: c_uint,
-        _options: *mut CUjit_option,
-        _option_values: *mut *mut c_void,
+        option_count: c_uint,
+        options: *mut CUjit_option,
+        option_values: *mut *mut c_void,
     ) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        // SAFETY: the caller has an image there. An image that can be loaded ends in NUL.
-        let image = unsafe { text(image.cast())? };
-        put(target, call.module_load(context, image.to_bytes())?.to_ptr())
+        // SAFETY: there are as many options, each with its value, and the image is the caller's.
+        let (mut logs, image) = unsafe { (logs(option_count, options, option_values)?, bytes(image)?) };
+        let parsed = parse(call, &mut logs, image);
+        // SAFETY: the buffers are the caller's for this call.
+        unsafe { logs.write() };
+        put(target, call.module_load(context, parsed?)?.to_ptr())
     }
 
     fn cuModuleUnload(call, module: CUmodule) {
         call.context(call.thread)?;
-        call.module_unload(Handle::from_ptr(module))
+        call.module_unload_by_program(Handle::from_ptr(module))
+    }
+
+    fn cuModuleGetGlobal_v2(
+        call,
+        address: Target<CUdeviceptr>,
+        size_bytes: Target<usize>,
+        module: CUmodule,
+        name: *const c_char,
+    ) {
+        call.context(call.thread)?;
+        // SAFETY: the caller has a string there that ends in NUL.
+        let name = unsafe { text(name)? }.to_str().map_err(|_| NOT_FOUND)?;
+        let found = call.module_global(Handle::from_ptr(module), name)?;
+        put_if_wanted(address, found.0)?;
+        put_if_wanted(size_bytes, found.1 as usize)
     }
 
     fn cuModuleGetFunction(call, target: Target<CUfunction>, module: CUmodule, name: *const c_char) {
@@ -193,6 +224,8 @@ unsafe fn launch(
 ) -> Answer<()> {
     let (thread, function) = (call.thread, Handle::from_ptr(function));
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
+    let of_stream = |machine: &Machine| Ok(machine.streams.get(stream).ok_or(INVALID_HANDLE)?.context);
+    let function = call.launchable(function, of_stream)?;
     // SAFETY: the caller guarantees the conditions of `cuLaunchKernel`.
     let packed = unsafe { packed(call, function, parameters, extra)? };
     call.make_room(stream)?;
@@ -205,19 +238,6 @@ const WITHOUT_EFFECT: [CUlaunchAttributeID; 3] = [
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
 ];
-
-/// A C string of the caller.
-///
-/// # Safety
-///
-/// The pointer is null or points to a string that ends in NUL and outlives the call.
-unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
-    if source.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so the caller guarantees a string.
-    Ok(unsafe { CStr::from_ptr(source) })
-}
 
 /// Copies the parameters of a kernel, given in either of the two forms.
 ///

@@ -279,7 +279,14 @@ pub(crate) type Queue = (Handle, Box<dyn FnOnce(&mut Machine, Handle) -> Answer<
 ///
 /// The parameters satisfy the conditions of `cuLaunchKernel`.
 pub(crate) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PARAMS) -> Answer<Queue> {
-    let function = Handle::from_ptr(parameters.func);
+    let mut function = Handle::from_ptr(parameters.func);
+    if parameters.func.is_null() {
+        let context = match parameters.ctx.is_null() {
+            true => call.context(call.thread)?,
+            false => Handle::from_ptr(parameters.ctx),
+        };
+        function = call.kernel_function(Handle::from_ptr(parameters.kern), context)?;
+    }
     let context = call.function(function)?.context;
     let shape = Shape {
         grid: [parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ],

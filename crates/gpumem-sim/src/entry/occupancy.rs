@@ -19,8 +19,8 @@ entries! {
         block_threads: c_int,
         shared_bytes: usize,
     ) {
-        call.context(call.thread)?;
-        let found = call.occupancy(Handle::from_ptr(function), block_threads, shared_bytes as u64)?;
+        let function = launchable(call, function)?;
+        let found = call.occupancy(function, block_threads, shared_bytes as u64)?;
         put(blocks, found as c_int)
     }
 
@@ -32,9 +32,9 @@ entries! {
         shared_bytes: usize,
         flags: c_uint,
     ) {
-        call.context(call.thread)?;
+        let function = launchable(call, function)?;
         check_flags(flags)?;
-        let found = call.occupancy(Handle::from_ptr(function), block_threads, shared_bytes as u64)?;
+        let found = call.occupancy(function, block_threads, shared_bytes as u64)?;
         put(blocks, found as c_int)
     }
 
@@ -77,8 +77,8 @@ entries! {
         blocks: c_int,
         block_threads: c_int,
     ) {
-        call.context(call.thread)?;
-        let found = call.shared_for_blocks(Handle::from_ptr(function), blocks, block_threads)?;
+        let function = launchable(call, function)?;
+        let found = call.shared_for_blocks(function, blocks, block_threads)?;
         put(shared_bytes, found as usize)
     }
 }
@@ -89,12 +89,12 @@ entries! {
 ///
 /// The function, if there is one, accepts any block size.
 unsafe fn best_block(
-    call: &Call<'_>,
+    call: &mut Call<'_>,
     function: CUfunction,
     (shared_of_block, shared_bytes): (CUoccupancyB2DSize, usize),
     limit: c_int,
 ) -> Answer<(c_int, c_int)> {
-    call.context(call.thread)?;
+    let function = launchable(call, function)?;
     // The program's function must not call the driver, which is locked.
     let _inside = Inside::enter();
     let shared = |threads| match shared_of_block {
@@ -103,7 +103,13 @@ unsafe fn best_block(
         None => shared_bytes,
     };
     let sizes: Vec<_> = block_sizes(limit).map(|threads| (threads, shared(threads) as u64)).collect();
-    call.best_block(Handle::from_ptr(function), &sizes)
+    call.best_block(function, &sizes)
+}
+
+/// A function, or a kernel of a library in the current context.
+fn launchable(call: &mut Call<'_>, function: CUfunction) -> Answer<Handle> {
+    let context = call.context(call.thread)?;
+    call.launchable(Handle::from_ptr(function), |_| Ok(context))
 }
 
 fn check_flags(flags: c_uint) -> Answer<()> {

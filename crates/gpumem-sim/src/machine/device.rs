@@ -2,6 +2,8 @@
 
 pub(crate) mod context;
 pub(crate) mod launch;
+pub(crate) mod library;
+pub(crate) mod linker;
 pub(crate) mod module;
 pub(crate) mod occupancy;
 pub(crate) mod peers;

@@ -25,7 +25,8 @@ impl Machine {
             event_count: self.events.len(),
             graph_count: self.graph_count(),
             executable_graph_count: self.exec_count(),
-            module_count: self.modules.len(),
+            module_count: self.modules.iter().filter(|(_, module)| module.library.is_none()).count()
+                + self.libraries.len(),
             handle_count: self.virtual_memory.handle_count(),
             reservation_count: self.virtual_memory.reservations.len(),
             queued_count: self.streams.iter().map(|(_, stream)| stream.queue.len()).sum(),

@@ -54,7 +54,7 @@ impl Findings {
     }
 }
 
-/// True if two races are between the same operations: to a reader, a copy row by row is one access.
+/// True if two races are between the same operations, because to a reader a copy row by row is one access; or if one module is refused again.
 fn is_same_pair(known: &Finding, finding: &Finding) -> bool {
     match (known, finding) {
         (
@@ -64,7 +64,7 @@ fn is_same_pair(known: &Finding, finding: &Finding) -> bool {
             let key = |access: &Access| (access.kind, access.stream, access.position, access.call);
             key(first) == key(other_first) && key(second) == key(other_second)
         }
-        _ => false,
+        _ => matches!(finding, Finding::Module { .. }) && known == finding,
     }
 }
 

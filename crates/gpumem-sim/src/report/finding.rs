@@ -72,6 +72,15 @@ pub enum Finding {
         /// The allocation that is or was at the address.
         allocation: Option<Origin>,
     },
+    /// A module or a kernel of one cannot run here. The return code said so, and the program may have gone another way.
+    Module {
+        /// The function that was called.
+        call: &'static str,
+        /// The returned code.
+        code: CUresult,
+        /// The reason, as in the error log of the call.
+        text: String,
+    },
     /// Memory that was allocated and not freed.
     Leak {
         /// The memory.
@@ -231,6 +240,7 @@ impl Finding {
             Self::Hazard { kind: HazardKind::Uninitialised, .. } => "read of unwritten memory",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
+            Self::Module { .. } => "refused module",
             Self::Leak { .. } => "leak",
         }
     }
@@ -252,7 +262,7 @@ impl Finding {
         match self {
             Self::Race { .. } | Self::Uninitialised { .. } | Self::Hazard { .. } | Self::Leak { .. } => true,
             Self::Refused { misuse, .. } => *misuse == Misuse::GoneStream,
-            Self::Fault { .. } => false,
+            Self::Fault { .. } | Self::Module { .. } => false,
         }
     }
 }
@@ -332,6 +342,9 @@ impl fmt::Display for Finding {
             Self::Refused { call, code, address, allocation, .. } => {
                 write!(f, "{call}({address:#x}) returned {code}")?;
                 show_allocation(f, allocation)
+            }
+            Self::Module { call, code, text } => {
+                write!(f, "{call} returned {code}: {}", Shown::sentence(text.trim_end()))
             }
             Self::Leak { allocation } => write!(f, "{allocation}"),
         }

@@ -11,9 +11,12 @@ mod correct;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod fork;
 mod graphs;
+mod images;
 mod instances;
 mod ipc;
 mod kernels;
+mod libraries;
+mod links;
 mod losses;
 mod managed;
 mod memory;

@@ -1,0 +1,286 @@
+//! Images of modules: fat binaries, and the logs of their compilation.
+//!
+//! The files in `images/` have the kernel `store`, which writes a number: 70, 80 and 100 in the PTX for these compute capabilities. They were
+//! made by `fatbinary` of CUDA 13.0, with `--image3=kind=ptx,sm=70,file=…` and so on: `plain` with `--compress-mode=none`, `lz4` with `speed`,
+//! `zstd` with `size`, `newer` of the last text alone, `machine_code` of `ptxas -arch=sm_90` of the second, and `mixed` of both.
+
+use super::*;
+use gpumem_sim::Finding;
+use proptest::prelude::*;
+use std::ffi::{CStr, c_char};
+
+pub(crate) const PLAIN: &[u8] = include_bytes!("images/plain.fatbin");
+pub(crate) const LZ4: &[u8] = include_bytes!("images/lz4.fatbin");
+const ZSTD: &[u8] = include_bytes!("images/zstd.fatbin");
+const MIXED: &[u8] = include_bytes!("images/mixed.fatbin");
+const NEWER: &[u8] = include_bytes!("images/newer.fatbin");
+const MACHINE_CODE: &[u8] = include_bytes!("images/machine_code.fatbin");
+
+/// What `nvcc` puts around a fat binary.
+#[repr(C)]
+struct Wrapper {
+    magic: u32,
+    version: u32,
+    data: *const u8,
+    name: *const c_void,
+}
+
+fn wrapper(data: &[u8]) -> Wrapper {
+    Wrapper { magic: 0x4662_43B1, version: 1, data: data.as_ptr(), name: null_mut() }
+}
+
+/// A compilation with buffers of `size_bytes` for its logs.
+struct Loaded {
+    outcome: Result<CUmodule, DriverError>,
+    info: String,
+    error: String,
+}
+
+fn load(gpu: &Machine, image: *const c_void, size_bytes: usize) -> Loaded {
+    use CUjit_option as O;
+    let mut buffers = [vec![0x55_u8; size_bytes + 1], vec![0x55_u8; size_bytes + 1]];
+    let options = [
+        O::CU_JIT_OPTIMIZATION_LEVEL,
+        O::CU_JIT_INFO_LOG_BUFFER,
+        O::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        O::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        O::CU_JIT_ERROR_LOG_BUFFER,
+        O::CU_JIT_WALL_TIME,
+    ];
+    let size = std::ptr::without_provenance_mut(size_bytes);
+    let [info, error] = &mut buffers;
+    let mut values = [null_mut(), info.as_mut_ptr().cast(), size, size, error.as_mut_ptr().cast(), size];
+    let mut module = null_mut();
+    let (options, values_start) = (options.as_ptr().cast_mut(), values.as_mut_ptr());
+    // SAFETY: pointers are to locals that outlive the call, as large as the options say.
+    let outcome = unsafe { gpu.cuModuleLoadDataEx(&mut module, image, 6, options, values_start) };
+    assert_eq!(values[5].addr() as u32, 0.0_f32.to_bits());
+    let text = |buffer: &[u8], len: usize| {
+        assert_eq!(
+            (buffer.get(len).copied().filter(|_| size_bytes > 0), buffer[size_bytes]),
+            ((size_bytes > 0).then_some(0), 0x55)
+        );
+        String::from_utf8(buffer[..len].to_vec()).unwrap()
+    };
+    let [info, error] = [text(&buffers[0], values[2].addr()), text(&buffers[1], values[3].addr())];
+    Loaded { outcome: outcome.map(|()| module), info, error }
+}
+
+/// Loads an image without options, and runs `store` of it.
+fn store(gpu: &Machine, image: *const c_void) -> Result<u32, DriverError> {
+    let mut module = null_mut();
+    // SAFETY: the image is whole; the pointer is to a local.
+    unsafe { gpu.cuModuleLoadData(&mut module, image)? };
+    let mut function = null_mut();
+    // SAFETY: pointers are to locals that outlive the call.
+    unsafe { gpu.cuModuleGetFunction(&mut function, module, c"store".as_ptr())? };
+    stored(gpu, function)
+}
+
+/// What a function with the parameters of `store` writes.
+pub(crate) fn stored(gpu: &Machine, function: CUfunction) -> Result<u32, DriverError> {
+    let (stream, mut address) = (gpu.stream(), gpu.alloc(4));
+    let mut parameters = [(&raw mut address).cast()];
+    let start = parameters.as_mut_ptr();
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
+    unsafe { gpu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, start, null_mut())? };
+    let bytes = gpu.try_download(stream, address, 4)?;
+    // SAFETY: the memory was allocated above, and the work on it is complete.
+    unsafe { gpu.cuMemFree_v2(address)? };
+    Ok(u32::from_le_bytes(bytes.try_into().unwrap()))
+}
+
+#[test]
+fn the_newest_text_that_the_device_can_run_is_taken_from_a_fat_binary() {
+    let gpu = seeded(1);
+    for image in [PLAIN, LZ4, ZSTD, MIXED] {
+        assert_eq!(store(&gpu, image.as_ptr().cast()).unwrap(), 80);
+    }
+    let wrapper = wrapper(ZSTD);
+    assert_eq!(store(&gpu, (&raw const wrapper).cast()).unwrap(), 80);
+    let mut module = null_mut();
+    // SAFETY: the image is whole; the pointer is to a local.
+    unsafe { gpu.cuModuleLoadFatBinary(&mut module, (&raw const wrapper).cast()).unwrap() };
+}
+
+#[test]
+fn what_has_no_text_for_the_device_names_the_remedy() {
+    let gpu = seeded(1);
+    for (image, remedy) in [
+        (MACHINE_CODE, "-gencode arch=compute_XX,code=compute_XX"),
+        (b"\x7fELF\x02\x01\x01\x33", "-gencode arch=compute_XX,code=compute_XX"),
+        (NEWER, "PTX for compute_100 and later, and the device has compute_90"),
+    ] {
+        let loaded = load(&gpu, image.as_ptr().cast(), 512);
+        assert_eq!(code(loaded.outcome), CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+        assert!(loaded.error.contains(remedy), "{}", loaded.error);
+        assert_eq!(loaded.info, "");
+    }
+    let elsewhere = wrapper(b"nothing");
+    let refused = load(&gpu, (&raw const elsewhere).cast(), 512);
+    assert_eq!(code(refused.outcome), CUresult::CUDA_ERROR_INVALID_IMAGE);
+}
+
+const WRONG: &CStr = c".version 8.0\n.target sm_70\n.visible .entry k() {\n    bra NOWHERE;\n}";
+const PARTLY: &CStr =
+    c".version 8.0\n.target sm_70\n.visible .entry good() { ret; }\n.visible .entry foreign() {\n    \
+    .reg .b32 %r<3>;\n    vadd.s32.s32.s32 %r0, %r1, %r2;\n    ret;\n}";
+
+#[test]
+fn the_logs_have_what_the_compiler_says() {
+    let gpu = seeded(1);
+    let wrong = load(&gpu, WRONG.as_ptr().cast(), 512);
+    assert_eq!(code(wrong.outcome), CUresult::CUDA_ERROR_INVALID_PTX);
+    let expected = "ptxas application ptx input, line 4, column 5; error   : there is no label `NOWHERE`\n";
+    assert_eq!((wrong.error.as_str(), wrong.info.as_str()), (expected, ""));
+    let undefined =
+        c".version 8.0\n.target sm_70\n.extern .func f();\n.visible .entry k() { call.uni f, (); ret; }";
+    let undefined = load(&gpu, undefined.as_ptr().cast(), 512);
+    assert_eq!(code(undefined.outcome), CUresult::CUDA_ERROR_INVALID_PTX);
+    assert_eq!(undefined.error, "error   : Undefined reference to 'f' in kernel 'k'\n");
+    // Cut at the buffer, with the NUL in it.
+    for size_bytes in [0, 1, 2, 30] {
+        let cut = load(&gpu, WRONG.as_ptr().cast(), size_bytes);
+        assert_eq!(cut.error, expected[..size_bytes.saturating_sub(1)]);
+    }
+    let partly = load(&gpu, PARTLY.as_ptr().cast(), 512);
+    let note = "kernel `foreign` cannot run here: line 6, column 5: the instruction `vadd.s32.s32.s32` is not supported";
+    assert_eq!((partly.error.as_str(), partly.info), ("", format!("{note}\n")));
+    let module = partly.outcome.unwrap();
+    let function = |name: &CStr| {
+        let mut function = null_mut();
+        // SAFETY: pointers are to locals that outlive the call.
+        unsafe { gpu.cuModuleGetFunction(&mut function, module, name.as_ptr()) }
+    };
+    assert!(function(c"good").is_ok());
+    assert_eq!(code(function(c"foreign")), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    // Without a log, the report has the reasons. They are not silent: the calls have failed.
+    let report = gpu.sim().report();
+    let last: Vec<String> = report.findings.iter().rev().take(2).rev().map(ToString::to_string).collect();
+    assert!(
+        last[0].starts_with("refused module: cuModuleLoadDataEx returned CUDA_ERROR_INVALID_PTX"),
+        "{last:?}"
+    );
+    assert!(last[1].starts_with("refused module: cuModuleGetFunction returned CUDA_ERROR_NOT_SUPPORTED"));
+    assert!(last[1].ends_with(note), "{last:?}");
+    assert!(report.findings.iter().all(|found| matches!(found, Finding::Module { .. })));
+    assert!(report.silent_findings().is_empty());
+}
+
+#[test]
+fn options_are_known_or_refused() {
+    let gpu = seeded(1);
+    let text = c".version 8.0\n.target sm_70";
+    let with = |option: u32| {
+        let (mut module, mut option, mut value) = (null_mut(), CUjit_option_enum(option), null_mut());
+        // SAFETY: pointers are to locals that outlive the call.
+        unsafe { gpu.cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 1, &mut option, &mut value) }
+    };
+    for option in 0..CUjit_option::CU_JIT_NUM_OPTIONS.0 {
+        // A null buffer for a log is none.
+        with(option).unwrap();
+    }
+    for option in [CUjit_option::CU_JIT_NUM_OPTIONS.0, 1000, u32::MAX] {
+        assert_eq!(code(with(option)), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut module = null_mut();
+    // SAFETY: the driver refuses null options.
+    let refused =
+        unsafe { gpu.cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 1, null_mut(), null_mut()) };
+    assert_eq!(code(refused), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+const VARIABLES: &CStr = c"
+.version 8.0
+.target sm_70
+.visible .global .align 4 .u32 used[3] = {1, 2, 3};
+.visible .const .align 8 .u64 unused[2] = {pointed, 7};
+.global .align 4 .u32 pointed = 9;
+.extern .global .align 4 .u32 elsewhere;
+.shared .align 4 .u32 shared[4];
+.visible .entry k(.param .u64 out) {
+    .reg .b32 %r; .reg .b64 %rd<2>;
+    ld.param.u64 %rd0, [out]; ld.global.u32 %r, [used+8]; st.global.u32 [%rd0], %r; ret;
+}";
+
+#[test]
+fn variables_have_an_address_a_size_and_their_contents() {
+    let gpu = seeded(1);
+    let mut module = null_mut();
+    // SAFETY: pointers are to locals that outlive the call.
+    unsafe { gpu.cuModuleLoadData(&mut module, VARIABLES.as_ptr().cast()).unwrap() };
+    let global = |name: &CStr| {
+        let (mut address, mut size_bytes) = (0, 0);
+        // SAFETY: pointers are to locals that outlive the call.
+        unsafe { gpu.cuModuleGetGlobal_v2(&mut address, &mut size_bytes, module, name.as_ptr())? };
+        Ok::<_, DriverError>((address, size_bytes))
+    };
+    let stream = gpu.stream();
+    let words = |(address, size_bytes): (u64, usize)| {
+        let bytes = gpu.download(stream, address, size_bytes);
+        bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(words(global(c"used").unwrap()), [1, 2, 3]);
+    let unused = words(global(c"unused").unwrap());
+    let pointed = global(c"pointed").unwrap();
+    assert_eq!((pointed.1, words(pointed)), (4, vec![9]));
+    assert_eq!(unused, [pointed.0 as u32, (pointed.0 >> 32) as u32, 7, 0]);
+    for name in [c"elsewhere", c"shared", c"k", c"nothing"] {
+        assert_eq!(code(global(name)), CUresult::CUDA_ERROR_NOT_FOUND, "{name:?}");
+    }
+    // What the host writes, kernels read.
+    gpu.upload(stream, global(c"used").unwrap().0 + 8, &33_u32.to_le_bytes());
+    gpu.sync(stream);
+    let mut function = null_mut();
+    // SAFETY: pointers are to locals that outlive the call.
+    unsafe { gpu.cuModuleGetFunction(&mut function, module, c"k".as_ptr()).unwrap() };
+    assert_eq!(stored(&gpu, function).unwrap(), 33);
+    let sizes: (*mut u64, *mut usize) = (null_mut(), null_mut());
+    // SAFETY: the places may be null, and the module is this machine's.
+    unsafe {
+        gpu.cuModuleGetGlobal_v2(sizes.0, sizes.1, module, c"used".as_ptr()).unwrap();
+        gpu.cuModuleUnload(module).unwrap();
+    }
+    assert!(gpu.sim().report().silent_findings().is_empty());
+    assert_eq!(code(global(c"used")), CUresult::CUDA_ERROR_INVALID_HANDLE);
+}
+
+/// Bytes of a fat binary with some of them changed, cut off or repeated.
+fn damaged() -> impl Strategy<Value = Vec<u8>> {
+    let image = prop::sample::select(vec![PLAIN, LZ4, ZSTD, MIXED, NEWER, MACHINE_CODE]);
+    let change = (any::<prop::sample::Index>(), prop_oneof![any::<u8>(), Just(0), Just(0xFF)]);
+    (image, prop::collection::vec(change, 0..8), any::<prop::sample::Index>(), any::<bool>()).prop_map(
+        |(image, changes, end, is_cut)| {
+            let mut bytes = image.to_vec();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if is_cut {
+                bytes.truncate(end.index(bytes.len()));
+            }
+            bytes
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 3000 }, ..ProptestConfig::default() })]
+
+    /// A link takes the size of its inputs from the caller, so no header can make it read further.
+    #[test]
+    fn hostile_fat_binaries_are_refused_or_loaded(mut bytes in damaged()) {
+        let gpu = seeded(1);
+        let (mut link, name): (CUlinkState, *const c_char) = (null_mut(), null_mut());
+        let (data, len, kind) =
+            (bytes.as_mut_ptr().cast(), bytes.len(), CUjitInputType::CU_JIT_INPUT_FATBINARY);
+        // SAFETY: pointers are to locals that outlive the calls, and the size is that of the bytes.
+        unsafe {
+            gpu.cuLinkCreate_v2(0, null_mut(), null_mut(), &mut link).unwrap();
+            let added = gpu.cuLinkAddData_v2(link, kind, data, len, name, 0, null_mut(), null_mut());
+            let code = code(added);
+            prop_assert!(code != CUresult::CUDA_ERROR_UNKNOWN, "a panic");
+            gpu.cuLinkDestroy(link).unwrap();
+        }
+    }
+}
