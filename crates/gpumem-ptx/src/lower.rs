@@ -2,8 +2,10 @@
 
 mod arithmetic;
 mod control;
+mod matrix;
 mod memory;
 mod modifiers;
+mod transaction;
 mod warp;
 
 use crate::error::{Place, PtxError, short};
@@ -258,6 +260,8 @@ impl<'s, 't> Lower<'s, 't> {
         if !(self.memory(instruction, modifiers.clone())?
             || self.control(instruction, modifiers.clone())?
             || self.warp(instruction, modifiers.clone())?
+            || self.matrix(instruction, modifiers.clone())?
+            || self.transaction(instruction, modifiers.clone())?
             || self.arithmetic(instruction, modifiers)?)
         {
             return Err(self.unknown(instruction));

@@ -48,7 +48,7 @@ impl<'s, 't> Lower<'s, 't> {
             }
             "exit" => self.push(Op::Exit),
             "trap" | "brkpt" => self.push(Op::Trap),
-            "nanosleep" | "pmevent" | "griddepcontrol" => {}
+            "nanosleep" | "pmevent" | "griddepcontrol" | "setmaxnreg" => {}
             "bar" | "barrier" => self.barrier(instruction, &mut modifiers)?,
             _ => return Ok(false),
         }

@@ -375,6 +375,12 @@ impl Warp {
                     self.write(base + is_elected, &value, active);
                 }
             }
+            Op::Matrix(matrix) => {
+                if self.lacks_lanes(index, active, Some(&[u64::from(u32::MAX); LANES])) {
+                    return Ok(Flow::Changed);
+                }
+                self.matrix(run, shared, active, (frame.local, base), matrix)?;
+            }
             Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
             Op::Clock { to, bytes } => {
                 let now = if *bytes == 4 { run.steps & 0xffff_ffff } else { run.steps };
@@ -537,7 +543,7 @@ impl Warp {
     }
 }
 
-fn thread_memory<'b>(
+pub(crate) fn thread_memory<'b>(
     local: &'b [Cell<u8>],
     stride: usize,
     lane: usize,
