@@ -18,12 +18,53 @@ use crate::program::{
 };
 use crate::syntax::{Formal, Function, Instruction, Operand, Source, Space, Statement, Type};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 type Result<T> = core::result::Result<T, PtxError>;
 
-/// Makes the program of a kernel.
-pub(crate) fn lower(source: &Source<'_>, entry: usize) -> Result<Program> {
-    let mut lower = Lower::new(source);
+/// What the names of a module stand for.
+pub(crate) struct Names<'s, 't> {
+    /// The numbers of definitions; a declaration counts only if there is no definition.
+    functions: HashMap<&'t str, usize>,
+    variables: HashMap<&'s str, usize>,
+}
+
+impl<'s, 't> Names<'s, 't> {
+    pub(crate) fn new(source: &'s Source<'t>) -> Self {
+        let mut functions = HashMap::new();
+        for (number, function) in source.functions.iter().enumerate() {
+            if function.body.is_some() || !functions.contains_key(function.name) {
+                functions.insert(function.name, number);
+            }
+        }
+        for (alias, name) in &source.aliases {
+            if let Some(&number) = functions.get(name) {
+                functions.insert(alias, number);
+            }
+        }
+        let variables =
+            source.variables.iter().enumerate().map(|(number, v)| (v.name.as_str(), number)).collect();
+        Self { functions, variables }
+    }
+
+    /// The number of a variable.
+    pub(crate) fn variable(&self, name: &str) -> Option<usize> {
+        self.variables.get(name).copied()
+    }
+}
+
+/// Makes the program of a kernel, of at most `steps_max` steps.
+pub(crate) fn lower<'s, 't>(
+    source: &'s Source<'t>,
+    names: &'s Names<'s, 't>,
+    entry: usize,
+    steps_max: usize,
+) -> Result<Program> {
+    let mut lower = Lower::new(source, names, steps_max);
+    let clustered = |(name, _): &&(&str, _)| matches!(*name, ".reqnctapercluster" | ".explicitcluster");
+    if let Some((name, _)) = source.functions[entry].limits.iter().find(clustered) {
+        return Err(PtxError::unsupported(source.functions[entry].place, format!("the directive `{name}`")));
+    }
     lower.routine_of(entry);
     // Calls add functions to the list.
     let mut next = 0;
@@ -36,12 +77,12 @@ pub(crate) fn lower(source: &Source<'_>, entry: usize) -> Result<Program> {
 
 struct Lower<'s, 't> {
     source: &'s Source<'t>,
-    /// The numbers of definitions; a declaration counts only if there is no definition.
-    functions: HashMap<&'t str, usize>,
-    variables: HashMap<&'s str, usize>,
+    names: &'s Names<'s, 't>,
+    steps_max: usize,
     program: Program,
-    /// The functions of the routines, by their numbers.
+    /// The functions of the routines, by their numbers, and the numbers by the functions.
     queue: Vec<usize>,
+    routines: HashMap<usize, u32>,
     constants: HashMap<Constant, u32>,
     /// Offsets of variables in shared memory, by the variable's address in the source.
     shared: HashMap<*const (), u64>,
@@ -53,29 +94,29 @@ struct Lower<'s, 't> {
     /// The offsets of a kernel's parameters.
     parameters: HashMap<u32, u64>,
     labels: HashMap<(u32, &'t str), u32>,
-    lists: HashMap<(u32, &'t str), Vec<&'t str>>,
-    /// Steps with targets that are still to be set: the labels' names.
-    jumps: Vec<(usize, Vec<&'t str>, u32, Place)>,
+    lists: HashMap<(u32, &'t str), &'s [&'t str]>,
+    /// Steps with targets that are still to be set.
+    jumps: Vec<Jump<'t>>,
     guard: Option<Guard>,
     place: Place,
     /// The register of the carry flag, if the function has used one.
     carry: Option<u32>,
 }
 
+/// A step whose target is a label, or the labels of a list.
+struct Jump<'t> {
+    step: usize,
+    name: &'t str,
+    scope: u32,
+    place: Place,
+}
+
 impl<'s, 't> Lower<'s, 't> {
-    fn new(source: &'s Source<'t>) -> Self {
-        let mut functions = HashMap::new();
-        for (number, function) in source.functions.iter().enumerate() {
-            if function.body.is_some() || !functions.contains_key(function.name) {
-                functions.insert(function.name, number);
-            }
-        }
-        let variables =
-            source.variables.iter().enumerate().map(|(number, v)| (v.name.as_str(), number)).collect();
+    fn new(source: &'s Source<'t>, names: &'s Names<'s, 't>, steps_max: usize) -> Self {
         Self {
             source,
-            functions,
-            variables,
+            names,
+            steps_max,
             program: Program {
                 steps: Vec::new(),
                 routines: Vec::new(),
@@ -86,6 +127,7 @@ impl<'s, 't> Lower<'s, 't> {
                 sites: 0,
             },
             queue: Vec::new(),
+            routines: HashMap::new(),
             constants: HashMap::new(),
             shared: HashMap::new(),
             function: 0,
@@ -104,12 +146,11 @@ impl<'s, 't> Lower<'s, 't> {
 
     /// The number of the routine of a function. The function is lowered later.
     fn routine_of(&mut self, function: usize) -> u32 {
-        let known = self.queue.iter().position(|queued| *queued == function);
-        let number = known.unwrap_or_else(|| {
-            self.queue.push(function);
-            self.queue.len() - 1
-        });
-        number as u32
+        let queue = &mut self.queue;
+        *self.routines.entry(function).or_insert_with(|| {
+            queue.push(function);
+            queue.len() as u32 - 1
+        })
     }
 
     fn current(&self) -> &'s Function<'t> {
@@ -150,9 +191,14 @@ impl<'s, 't> Lower<'s, 't> {
                     self.labels.insert((*scope, name), at);
                 }
                 Statement::Targets(name, scope, targets) => {
-                    self.lists.insert((*scope, name), targets.clone());
+                    self.lists.insert((*scope, name), targets);
                 }
-                Statement::Instruction(instruction) => self.instruction(instruction)?,
+                Statement::Instruction(instruction) => {
+                    self.instruction(instruction)?;
+                    if self.program.steps.len() > self.steps_max || self.registers > REGISTERS_MAX {
+                        return Err(PtxError::unsupported(self.place, "a module of this size"));
+                    }
+                }
             }
         }
         // The end of a body is a return.
@@ -203,17 +249,30 @@ impl<'s, 't> Lower<'s, 't> {
     }
 
     fn set_targets(&mut self) -> Result<()> {
-        for (step, names, scope, place) in core::mem::take(&mut self.jumps) {
-            let mut found = Vec::new();
-            for name in names {
-                found.push(self.find(&self.labels, name, scope).copied().ok_or_else(|| {
-                    PtxError::syntax(place, format!("there is no label `{}`", short(name)))
-                })?);
-            }
-            match &mut self.program.steps[step].op {
-                Op::Branch { target } => *target = found.first().copied().unwrap_or(0),
-                Op::BranchTable { targets, .. } => *targets = found.into(),
-                _ => {}
+        let mut tables: HashMap<(u32, &str), Arc<[u32]>> = HashMap::new();
+        for Jump { step, name, scope, place } in core::mem::take(&mut self.jumps) {
+            let target = |name: &'t str| {
+                let found = self.find(&self.labels, name, scope);
+                found
+                    .copied()
+                    .ok_or_else(|| PtxError::syntax(place, format!("there is no label `{}`", short(name))))
+            };
+            if matches!(self.program.steps[step].op, Op::Branch { .. }) {
+                let found = target(name)?;
+                self.program.steps[step].op = Op::Branch { target: found };
+            } else if let Op::BranchTable { index, .. } = self.program.steps[step].op {
+                let targets = match tables.get(&(scope, name)) {
+                    Some(known) => Arc::clone(known),
+                    None => {
+                        let list = self.find(&self.lists, name, scope).copied();
+                        let list = list.ok_or_else(|| {
+                            PtxError::syntax(place, format!("there is no list of labels `{}`", short(name)))
+                        })?;
+                        list.iter().map(|name| target(name)).collect::<Result<Arc<[u32]>>>()?
+                    }
+                };
+                tables.insert((scope, name), Arc::clone(&targets));
+                self.program.steps[step].op = Op::BranchTable { targets, index };
             }
         }
         Ok(())
@@ -379,7 +438,7 @@ impl<'s, 't> Lower<'s, 't> {
                 }
             }
             Operand::Symbol(name, distance) => {
-                if let Some(&variable) = self.variables.get(name) {
+                if let Some(&variable) = self.names.variables.get(name) {
                     let declared = &self.source.variables[variable];
                     return match declared.space {
                         Space::Shared if declared.is_extern => {
@@ -393,7 +452,7 @@ impl<'s, 't> Lower<'s, 't> {
                         _ => Ok(self.constant(Constant::Global(variable as u32, distance))),
                     };
                 }
-                if let Some(&function) = self.functions.get(name) {
+                if let Some(&function) = self.names.functions.get(name) {
                     let routine = self.routine_of(function);
                     return Ok(self.bits(FUNCTIONS + u64::from(routine)));
                 }
@@ -499,6 +558,8 @@ pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>
     (parameters, end)
 }
 
+/// The most registers of a function, those of intermediate results included.
+const REGISTERS_MAX: u32 = 1 << 18;
 /// The most local memory of a thread, as the hardware has it.
 const FRAME_BYTES_MAX: u64 = 512 << 10;
 /// The most shared memory of a block that a kernel declares.

@@ -2,7 +2,7 @@
 
 use crate::error::PtxError;
 use crate::fault::KernelMistake;
-use crate::lower::{layout, lower};
+use crate::lower::{Names, layout, lower};
 use crate::memory::{DeviceMemory, Touched};
 use crate::parse::parse;
 use crate::program::{Constant, Parameter, Program};
@@ -41,7 +41,15 @@ pub struct ModuleVariable {
     pub is_constant: bool,
     /// True if a kernel names it, or a variable that a kernel names has its address.
     pub is_used: bool,
-    initial: Vec<(u64, u32, DatumValue)>,
+    initial: Vec<(u64, u32, Initial)>,
+}
+
+/// A part of a variable's initial contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Initial {
+    Bits(u64),
+    /// The address of the variable of this number, if there is one, plus a distance.
+    Address(Option<usize>, i64),
 }
 
 impl Module {
@@ -54,12 +62,15 @@ impl Module {
     /// [`PtxError`] for a text that is no PTX, and for one of a version that is not known.
     pub fn parse(text: &str) -> Result<Self, PtxError> {
         let source = parse(text)?;
+        let names = Names::new(&source);
+        let mut steps = STEPS_MAX;
         let mut entries = Vec::new();
         for (number, function) in source.functions.iter().enumerate() {
             if !function.is_entry || function.body.is_none() {
                 continue;
             }
-            let program = lower(&source, number);
+            let program = lower(&source, &names, number, steps);
+            steps -= program.as_ref().map_or(0, |program| program.steps.len()).min(steps);
             if let Err(error @ PtxError { what: crate::error::PtxProblem::Syntax(_), .. }) = program {
                 return Err(error);
             }
@@ -88,7 +99,15 @@ impl Module {
             initial: variable
                 .initial
                 .iter()
-                .map(|d| (d.offset_bytes, d.size_bytes, d.value.clone()))
+                .map(|datum| {
+                    let value = match &datum.value {
+                        DatumValue::Bits(bits) => Initial::Bits(*bits),
+                        DatumValue::Address(name, distance) => {
+                            Initial::Address(names.variable(name), *distance)
+                        }
+                    };
+                    (datum.offset_bytes, datum.size_bytes, value)
+                })
                 .collect(),
         });
         let mut module =
@@ -111,8 +130,8 @@ impl Module {
                 continue;
             }
             for (_, _, value) in &self.variables[number].initial {
-                if let DatumValue::Address(name, _) = value {
-                    used.extend(self.variables.iter().position(|variable| variable.name == *name));
+                if let Initial::Address(variable, _) = value {
+                    used.extend(*variable);
                 }
             }
         }
@@ -150,17 +169,16 @@ impl Module {
 }
 
 impl ModuleVariable {
-    /// The initial contents, for variables at these addresses.
+    /// The initial contents, for the module's variables at these addresses.
     #[must_use]
-    pub fn contents(&self, module: &Module, addresses: &[u64]) -> Vec<u8> {
+    pub fn contents(&self, addresses: &[u64]) -> Vec<u8> {
         let mut bytes = vec![0; self.size_bytes as usize];
         for (offset, size, value) in &self.initial {
-            let value = match value {
-                DatumValue::Bits(bits) => *bits,
-                DatumValue::Address(name, distance) => {
-                    let number = module.variables.iter().position(|variable| variable.name == *name);
+            let value = match *value {
+                Initial::Bits(bits) => bits,
+                Initial::Address(number, distance) => {
                     let address = number.and_then(|number| addresses.get(number)).copied().unwrap_or(0);
-                    address.wrapping_add_signed(*distance)
+                    address.wrapping_add_signed(distance)
                 }
             };
             let part = bytes.get_mut(*offset as usize..).unwrap_or_default();
@@ -219,3 +237,6 @@ impl Entry {
         }
     }
 }
+
+/// The steps of all kernels of a module, at most. Each kernel has those of the functions that it calls.
+const STEPS_MAX: usize = 1 << 24;

@@ -3,6 +3,7 @@
 use crate::number::Alu;
 use crate::number::matrix::{Fragment, Product};
 use crate::syntax::Type;
+use std::sync::Arc;
 
 /// Where an operand is: a register of the frame, a constant of the program, or a special register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ pub(crate) enum Op {
         target: u32,
     },
     BranchTable {
-        targets: Box<[u32]>,
+        targets: Arc<[u32]>,
         index: Slot,
     },
     Call(Box<Call>),

@@ -213,6 +213,8 @@ pub(crate) struct Source<'t> {
     pub(crate) target: u32,
     pub(crate) variables: Vec<Variable>,
     pub(crate) functions: Vec<Function<'t>>,
+    /// Other names of functions, with the names that they stand for.
+    pub(crate) aliases: Vec<(&'t str, &'t str)>,
     /// The parents of the scopes of labels. Scope 0 has none.
     pub(crate) scopes: Vec<u32>,
 }

@@ -1,7 +1,7 @@
 //! Branches, calls, barriers of a block.
 
 use super::modifiers::Modifiers;
-use super::{Lower, Result};
+use super::{Jump, Lower, Result};
 use crate::error::short;
 use crate::program::{Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote};
 use crate::syntax::{Formal, Instruction, Operand, Space, Type};
@@ -20,7 +20,7 @@ impl<'s, 't> Lower<'s, 't> {
                 let Operand::Symbol(name, 0) = self.operand(instruction, 0)? else {
                     return Err(self.wrong("a label is expected"));
                 };
-                self.jumps.push((self.program.steps.len(), vec![name], instruction.scope, instruction.place));
+                self.jump(instruction, name);
                 self.push(Op::Branch { target: 0 });
             }
             "brx" => {
@@ -30,11 +30,8 @@ impl<'s, 't> Lower<'s, 't> {
                 let Operand::Symbol(name, 0) = self.operand(instruction, 1)? else {
                     return Err(self.wrong("a list of labels is expected"));
                 };
-                let list = self.find(&self.lists, name, instruction.scope).cloned();
-                let list =
-                    list.ok_or_else(|| self.wrong(format!("there is no list of labels `{}`", short(name))))?;
-                self.jumps.push((self.program.steps.len(), list, instruction.scope, instruction.place));
-                self.push(Op::BranchTable { targets: Box::default(), index });
+                self.jump(instruction, name);
+                self.push(Op::BranchTable { targets: [].into(), index });
             }
             "call" => {
                 modifiers.take("uni");
@@ -55,6 +52,12 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(true)
     }
 
+    /// Sets the target of the next step when all labels are known.
+    fn jump(&mut self, instruction: &Instruction<'t>, name: &'t str) {
+        let (step, scope, place) = (self.program.steps.len(), instruction.scope, instruction.place);
+        self.jumps.push(Jump { step, name, scope, place });
+    }
+
     /// `call (results), function, (arguments), prototype`, where all but the function may be missing.
     fn call(&mut self, instruction: &'s Instruction<'t>) -> Result<()> {
         let mut operands = instruction.operands.iter().peekable();
@@ -69,10 +72,14 @@ impl<'s, 't> Lower<'s, 't> {
         };
         let (target, formals) = match function {
             Operand::Symbol(name, 0) => {
-                let number = self.functions.get(name).copied();
+                let number = self.names.functions.get(name).copied();
                 let number =
                     number.ok_or_else(|| self.wrong(format!("there is no function `{}`", short(name))))?;
-                (Callee::Routine(self.routine_of(number)), Some(&self.source.functions[number]))
+                let function = &self.source.functions[number];
+                if function.is_entry {
+                    return Err(self.wrong(format!("`{}` is a kernel, which cannot be called", short(name))));
+                }
+                (Callee::Routine(self.routine_of(number)), Some(function))
             }
             other => (Callee::Register(self.value(other, Type::B64)?), None),
         };

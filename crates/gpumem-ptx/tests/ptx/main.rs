@@ -4,6 +4,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "accesses are lists of ranges")]
 
 mod control;
+mod hostile;
 mod matrix;
 mod memory;
 mod mistakes;

@@ -43,7 +43,7 @@ fn variables_and_dynamic_shared_memory() {
     let addresses: Vec<u64> = [0x2_0000, 0x3_0000, 0].into();
     for (variable, address) in module.variables().iter().zip(&addresses).take(2) {
         assert!(variable.is_used);
-        let bytes = variable.contents(&module, &addresses);
+        let bytes = variable.contents(&addresses);
         let words: Vec<u32> =
             bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
         assert_eq!(memory.alloc(&words), *address);

@@ -17,7 +17,7 @@ fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// A packaged crate is built without the other crates beside it.
-fn repository() -> Vec<String> {
+pub(crate) fn repository() -> Vec<String> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut found = Vec::new();
     if crates.join("gpumem-array").is_dir() {

@@ -25,7 +25,7 @@ impl Machine {
         for (variable, &address) in
             text.variables().iter().zip(&variables).filter(|(_, address)| **address != 0)
         {
-            self.write_variable(address, &variable.contents(&text, &variables));
+            self.write_variable(address, &variable.contents(&variables));
         }
         self.modules.insert(Module { context, text, variables: variables.into() })
     }
