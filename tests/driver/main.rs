@@ -7,6 +7,7 @@ mod boxes;
 mod calls;
 mod capture;
 mod conformance;
+mod instructions;
 mod managed;
 mod peers;
 mod pool_kinds;
