@@ -63,7 +63,7 @@ impl Module {
     pub fn parse(text: &str) -> Result<Self, PtxError> {
         let source = parse(text)?;
         let names = Names::new(&source);
-        let mut steps = STEPS_MAX;
+        let mut steps = STEPS_MIN + STEPS_A_BYTE * text.len();
         let mut entries = Vec::new();
         for (number, function) in source.functions.iter().enumerate() {
             if !function.is_entry || function.body.is_none() {
@@ -238,5 +238,7 @@ impl Entry {
     }
 }
 
-/// The steps of all kernels of a module, at most. Each kernel has those of the functions that it calls.
-const STEPS_MAX: usize = 1 << 24;
+/// The steps of all kernels of a module, at most: so many, and more for each byte of the text. Each kernel has the steps of all functions that
+/// it calls.
+const STEPS_MIN: usize = 1 << 20;
+const STEPS_A_BYTE: usize = 4;

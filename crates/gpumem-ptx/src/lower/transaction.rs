@@ -61,9 +61,10 @@ impl<'s, 't> Lower<'s, 't> {
                 let phase = self.value(self.operand(instruction, 2)?, of)?;
                 let word = self.temporary();
                 self.push(Op::Load { to: [Some(word)].into(), from });
-                let function = match is_parity {
-                    true => alu!(|word: u64, parity: u64| word >> PHASE != parity & 1),
-                    false => alu!(|word: u64, state: u64| (word ^ state) >> PHASE != 0),
+                let function = if is_parity {
+                    alu!(|word: u64, parity: u64| word >> PHASE != parity & 1)
+                } else {
+                    alu!(|word: u64, state: u64| (word ^ state) >> PHASE != 0)
                 };
                 self.push(Op::Alu { function, to, inputs: [Slot::Register(word), phase, phase] });
             }

@@ -143,6 +143,16 @@ fn near_32(name: &str) -> Option<Alu> {
         }
         "min.xorsign" => alu!(|a: f32, b: f32| signed_32(least_32(a.abs(), b.abs()), a, b)),
         "max.xorsign" => alu!(|a: f32, b: f32| signed_32(-least_32(-a.abs(), -b.abs()), a, b)),
+        "min.nan.xorsign" => alu!(|a: f32, b: f32| if a.is_nan() || b.is_nan() {
+            nan_32(f32::NAN)
+        } else {
+            signed_32(least_32(a.abs(), b.abs()), a, b)
+        }),
+        "max.nan.xorsign" => alu!(|a: f32, b: f32| if a.is_nan() || b.is_nan() {
+            nan_32(f32::NAN)
+        } else {
+            signed_32(-least_32(-a.abs(), -b.abs()), a, b)
+        }),
         "copysign" => alu!(|sign: f32, value: f32| value.copysign(sign)),
         // Follows another operation.
         ".relu" => alu!(|a: f32| if a > 0.0 || a.is_nan() { nan_32(a) } else { 0.0 }),

@@ -222,6 +222,7 @@ fn seeds(files: &[String]) -> Vec<Vec<&str>> {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "a long run says how long it was")]
 fn texts_with_other_words() {
     let count = std::env::var("PROPTEST_CASES").map_or(3000, |count| count.parse().unwrap());
     let files = repository();
@@ -322,7 +323,6 @@ fn large_texts_take_as_long_as_they_are() {
         drop(module);
         let taken = start.elapsed();
         assert!(taken < Duration::from_secs(20), "{name}: {taken:?} for {} bytes", text.len());
-        println!("{name}: {taken:.1?} for {} bytes", text.len());
     }
 }
 
