@@ -8,6 +8,7 @@ mod calls;
 mod capture;
 mod conformance;
 mod hundred;
+mod instructions;
 mod managed;
 mod mistakes;
 mod peers;

@@ -4,7 +4,7 @@ use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_ptx::{Checks, DeviceMemory, Launch, Module, Region};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::Raw;
-use gpumem_tests::fixtures::random_ptx::{WORDS_IN, WORDS_OUT, forms, module, module_of};
+use gpumem_tests::fixtures::random_ptx::{WORDS_IN, WORDS_OUT, forms, matrix_forms, module, module_of};
 use std::cell::Cell;
 use std::ffi::CString;
 use std::ptr::null_mut;
@@ -144,7 +144,7 @@ cases! {
     /// Each form of an instruction, several times on the same registers.
     fn each_form(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
-        let forms = forms();
+        let forms = [forms(), matrix_forms()].concat();
         let mut different = Vec::new();
         for (part, forms) in forms.chunks(KERNELS).enumerate() {
             let (text, input) = (module_of(forms), inputs(part as u64 + 1));

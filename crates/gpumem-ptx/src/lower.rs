@@ -2,8 +2,10 @@
 
 mod arithmetic;
 mod control;
+mod matrix;
 mod memory;
 mod modifiers;
+mod transaction;
 mod warp;
 
 use crate::error::{LinkError, Place, PtxError, short};
@@ -17,16 +19,24 @@ use crate::program::{
 };
 use crate::syntax::{Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 type Result<T> = core::result::Result<T, PtxError>;
 
-/// Makes the program of a kernel.
+/// Makes the program of a kernel, of at most `steps_max` steps.
 pub(crate) fn lower(
     source: &Source<'_>,
     names: &Names<'_>,
     entry: usize,
+    steps_max: usize,
 ) -> core::result::Result<Program, LinkError> {
-    let mut lower = Lower::new(source, names);
+    let mut lower = Lower::new(source, names, steps_max);
+    let declared = &source.functions[entry];
+    let clustered = |(name, _): &&(&str, _)| matches!(*name, ".reqnctapercluster" | ".explicitcluster");
+    if let Some((name, _)) = declared.limits.iter().find(clustered) {
+        let error = PtxError::unsupported(declared.place, format!("the directive `{name}`"));
+        return Err(LinkError { input: declared.unit as usize, error });
+    }
     lower.routine_of(entry);
     // Calls add functions to the list.
     let mut next = 0;
@@ -41,9 +51,11 @@ pub(crate) fn lower(
 struct Lower<'s, 't> {
     source: &'s Source<'t>,
     names: &'s Names<'s>,
+    steps_max: usize,
     program: Program,
-    /// The functions of the routines, by their numbers.
+    /// The functions of the routines, by their numbers, and the numbers by the functions.
     queue: Vec<usize>,
+    routines: HashMap<usize, u32>,
     constants: HashMap<Constant, u32>,
     /// Offsets of variables in shared memory, by the variable's address in the source.
     shared: HashMap<*const (), u64>,
@@ -55,20 +67,29 @@ struct Lower<'s, 't> {
     /// The offsets of a kernel's parameters.
     parameters: HashMap<u32, u64>,
     labels: HashMap<(u32, &'t str), u32>,
-    lists: HashMap<(u32, &'t str), Vec<&'t str>>,
-    /// Steps with targets that are still to be set: the labels' names.
-    jumps: Vec<(usize, Vec<&'t str>, u32, Place)>,
+    lists: HashMap<(u32, &'t str), &'s [&'t str]>,
+    /// Steps with targets that are still to be set.
+    jumps: Vec<Jump<'t>>,
     guard: Option<Guard>,
     place: Place,
     /// The register of the carry flag, if the function has used one.
     carry: Option<u32>,
 }
 
+/// A step whose target is a label, or the labels of a list.
+struct Jump<'t> {
+    step: usize,
+    name: &'t str,
+    scope: u32,
+    place: Place,
+}
+
 impl<'s, 't> Lower<'s, 't> {
-    fn new(source: &'s Source<'t>, names: &'s Names<'s>) -> Self {
+    fn new(source: &'s Source<'t>, names: &'s Names<'s>, steps_max: usize) -> Self {
         Self {
             source,
             names,
+            steps_max,
             program: Program {
                 steps: Vec::new(),
                 routines: Vec::new(),
@@ -81,6 +102,7 @@ impl<'s, 't> Lower<'s, 't> {
                 files: source.files.iter().map(|(number, name)| (*number, name.to_string())).collect(),
             },
             queue: Vec::new(),
+            routines: HashMap::new(),
             constants: HashMap::new(),
             shared: HashMap::new(),
             function: 0,
@@ -99,12 +121,11 @@ impl<'s, 't> Lower<'s, 't> {
 
     /// The number of the routine of a function. The function is lowered later.
     fn routine_of(&mut self, function: usize) -> u32 {
-        let known = self.queue.iter().position(|queued| *queued == function);
-        let number = known.unwrap_or_else(|| {
-            self.queue.push(function);
-            self.queue.len() - 1
-        });
-        number as u32
+        let queue = &mut self.queue;
+        *self.routines.entry(function).or_insert_with(|| {
+            queue.push(function);
+            queue.len() as u32 - 1
+        })
     }
 
     fn current(&self) -> &'s Function<'t> {
@@ -147,9 +168,14 @@ impl<'s, 't> Lower<'s, 't> {
                     self.labels.insert((*scope, name), at);
                 }
                 Statement::Targets(name, scope, targets) => {
-                    self.lists.insert((*scope, name), targets.clone());
+                    self.lists.insert((*scope, name), targets);
                 }
-                Statement::Instruction(instruction) => self.instruction(instruction)?,
+                Statement::Instruction(instruction) => {
+                    self.instruction(instruction)?;
+                    if self.program.steps.len() > self.steps_max || self.registers > REGISTERS_MAX {
+                        return Err(PtxError::unsupported(self.place, "a module of this size"));
+                    }
+                }
             }
         }
         // The end of a body is a return.
@@ -200,17 +226,30 @@ impl<'s, 't> Lower<'s, 't> {
     }
 
     fn set_targets(&mut self) -> Result<()> {
-        for (step, names, scope, place) in core::mem::take(&mut self.jumps) {
-            let mut found = Vec::new();
-            for name in names {
-                found.push(self.find(&self.labels, name, scope).copied().ok_or_else(|| {
-                    PtxError::syntax(place, format!("there is no label `{}`", short(name)))
-                })?);
-            }
-            match &mut self.program.steps[step].op {
-                Op::Branch { target } => *target = found.first().copied().unwrap_or(0),
-                Op::BranchTable { targets, .. } => *targets = found.into(),
-                _ => {}
+        let mut tables: HashMap<(u32, &str), Arc<[u32]>> = HashMap::new();
+        for Jump { step, name, scope, place } in core::mem::take(&mut self.jumps) {
+            let target = |name: &'t str| {
+                let found = self.find(&self.labels, name, scope);
+                found
+                    .copied()
+                    .ok_or_else(|| PtxError::syntax(place, format!("there is no label `{}`", short(name))))
+            };
+            if matches!(self.program.steps[step].op, Op::Branch { .. }) {
+                let found = target(name)?;
+                self.program.steps[step].op = Op::Branch { target: found };
+            } else if let Op::BranchTable { index, .. } = self.program.steps[step].op {
+                let targets = match tables.get(&(scope, name)) {
+                    Some(known) => Arc::clone(known),
+                    None => {
+                        let list = self.find(&self.lists, name, scope).copied();
+                        let list = list.ok_or_else(|| {
+                            PtxError::syntax(place, format!("there is no list of labels `{}`", short(name)))
+                        })?;
+                        list.iter().map(|name| target(name)).collect::<Result<Arc<[u32]>>>()?
+                    }
+                };
+                tables.insert((scope, name), Arc::clone(&targets));
+                self.program.steps[step].op = Op::BranchTable { targets, index };
             }
         }
         Ok(())
@@ -261,6 +300,8 @@ impl<'s, 't> Lower<'s, 't> {
         if !(self.memory(instruction, modifiers.clone())?
             || self.control(instruction, modifiers.clone())?
             || self.warp(instruction, modifiers.clone())?
+            || self.matrix(instruction, modifiers.clone())?
+            || self.transaction(instruction, modifiers.clone())?
             || self.arithmetic(instruction, modifiers)?)
         {
             return Err(self.unknown(instruction));
@@ -504,6 +545,8 @@ pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>
 
 /// Functions that the driver defines.
 const OF_DRIVER: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
+/// The most registers of a function, those of intermediate results included.
+const REGISTERS_MAX: u32 = 1 << 18;
 /// The most local memory of a thread, as the hardware has it.
 const FRAME_BYTES_MAX: u64 = 512 << 10;
 /// The most shared memory of a block that a kernel declares.

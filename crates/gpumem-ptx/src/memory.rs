@@ -6,7 +6,7 @@ use core::ops::Range;
 /// Device memory, as a kernel reaches it by addresses.
 pub trait DeviceMemory {
     /// The memory around an access: at least the accessed bytes, and as much more of the same allocation as may be accessed in the same
-    /// way. `None` refuses the access, which ends the kernel; the implementation keeps the reason.
+    /// way. The accessed bytes end below 2^64. `None` refuses the access, which ends the kernel; the implementation keeps the reason.
     fn region(&self, address: u64, size_bytes: u64, is_write: bool) -> Option<Region<'_>>;
 
     /// True if all these bytes were written before the launch, as far as the implementation knows. Asked with

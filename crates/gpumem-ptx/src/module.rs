@@ -78,12 +78,15 @@ impl Module {
     pub fn link(texts: &[&str]) -> Result<Self, LinkError> {
         let source = parse(texts)?;
         let names = Names::new(&source)?;
+        let bytes: usize = texts.iter().map(|text| text.len()).sum();
+        let mut steps = STEPS_MIN + STEPS_A_BYTE * bytes;
         let mut entries = Vec::new();
         for (number, function) in source.functions.iter().enumerate() {
             if !function.is_entry || function.body.is_none() {
                 continue;
             }
-            let program = lower(&source, &names, number);
+            let program = lower(&source, &names, number, steps);
+            steps -= program.as_ref().map_or(0, |program| program.steps.len()).min(steps);
             let program = match program {
                 Err(error) if matches!(error.error.what, PtxProblem::Syntax(_)) => return Err(error),
                 other => other.map_err(|error| error.error),
@@ -194,7 +197,7 @@ impl Module {
 }
 
 impl ModuleVariable {
-    /// The initial contents, for variables at these addresses.
+    /// The initial contents, for the module's variables at these addresses.
     #[must_use]
     pub fn contents(&self, addresses: &[u64]) -> Vec<u8> {
         let mut bytes = vec![0; self.size_bytes as usize];
@@ -257,3 +260,8 @@ impl Entry {
         }
     }
 }
+
+/// The steps of all kernels of a module, at most: so many, and more for each byte of the text. Each kernel has the steps of all functions that
+/// it calls.
+const STEPS_MIN: usize = 1 << 20;
+const STEPS_A_BYTE: usize = 4;

@@ -39,7 +39,13 @@ impl<'s> Names<'s> {
             is_definition: variable.linkage != Linkage::Extern,
             place: variable.place,
         });
-        Ok(Self { functions: table(functions)?, variables: table(variables)? })
+        let mut functions = table(functions)?;
+        for (unit, alias, name) in &source.aliases {
+            if let Some(&number) = functions.get(&(*unit, *name)) {
+                functions.insert((*unit, alias), number);
+            }
+        }
+        Ok(Self { functions, variables: table(variables)? })
     }
 
     /// The function that a text means.

@@ -5,9 +5,12 @@
 
 pub(crate) mod compare;
 pub(crate) mod convert;
+pub(crate) mod eight;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod integer;
+pub(crate) mod matrix;
+pub(crate) mod packed;
 
 /// The lanes of a warp.
 pub(crate) const LANES: usize = 32;

@@ -46,7 +46,7 @@ struct Scope<'t> {
     number: u32,
     names: HashMap<&'t str, Named>,
     /// From `.reg .b32 %r<8>`: registers get their numbers when they are first named.
-    ranges: Vec<(&'t str, u64, Type)>,
+    ranges: HashMap<&'t str, (u64, Type)>,
 }
 
 #[derive(Clone, Copy)]
@@ -162,6 +162,13 @@ impl<'t> Parser<'t> {
                 Ok(())
             }
             ".pragma" => self.pragma(),
+            ".alias" => {
+                let (alias, _) = self.name()?;
+                self.expect(b',')?;
+                let (name, _) = self.name()?;
+                self.source.aliases.push((self.unit, alias, name));
+                self.expect(b';')
+            }
             ".extern" | ".visible" | ".weak" | ".common" => {
                 let (next, place) = self.name()?;
                 let linkage = match directive {
@@ -239,11 +246,7 @@ impl<'t> Parser<'t> {
             let (word, place) = self.name()?;
             match word {
                 ".align" => {
-                    let stated = self.integer()? as u64;
-                    if !stated.is_power_of_two() || stated > 1 << 20 {
-                        return Err(PtxError::syntax(place, format!("{stated} is no alignment")));
-                    }
-                    align = Some(stated);
+                    align = Some(self.alignment(place)?);
                 }
                 ".v2" => vector = 2,
                 ".v4" => vector = 4,
@@ -257,11 +260,20 @@ impl<'t> Parser<'t> {
                     })?;
                     if self.peek()?.0 == Word::Name(".align") {
                         self.next()?;
-                        align = Some(self.integer()? as u64).filter(|align| align.is_power_of_two());
+                        align = Some(self.alignment(place)?);
                     }
                     return Ok((element, vector, align));
                 }
             }
+        }
+    }
+
+    fn alignment(&mut self, place: Place) -> Result<u64> {
+        let stated = self.integer()? as u64;
+        if stated.is_power_of_two() && stated <= 1 << 20 {
+            Ok(stated)
+        } else {
+            Err(PtxError::syntax(place, format!("{stated} is no alignment")))
         }
     }
 
@@ -357,7 +369,7 @@ impl<'t> Parser<'t> {
             place,
         };
         self.scopes.clear();
-        self.open_scope();
+        self.open_scope(place)?;
         if self.peek()?.0 == Word::Mark(b'(') {
             function.results = self.formals(&mut function)?;
         }
@@ -455,10 +467,14 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn open_scope(&mut self) {
+    fn open_scope(&mut self, place: Place) -> Result<()> {
+        if self.scopes.len() > SCOPES_MAX {
+            return Err(PtxError::syntax(place, "braces are nested too deeply"));
+        }
         let number = self.source.scopes.len() as u32;
         self.source.scopes.push(self.scopes.last().map_or(number, |scope| scope.number));
-        self.scopes.push(Scope { number, names: HashMap::new(), ranges: Vec::new() });
+        self.scopes.push(Scope { number, names: HashMap::new(), ranges: HashMap::new() });
+        Ok(())
     }
 
     fn scope(&self) -> u32 {
@@ -468,12 +484,12 @@ impl<'t> Parser<'t> {
     fn body(&mut self, function: &mut Function<'t>) -> Result<Vec<Statement<'t>>> {
         let mut statements = Vec::new();
         let outer = self.scopes.len();
-        self.open_scope();
+        self.open_scope(function.place)?;
         self.source_line = None;
         while self.scopes.len() > outer {
             let (word, place) = self.next()?;
             match word {
-                Word::Mark(b'{') => self.open_scope(),
+                Word::Mark(b'{') => self.open_scope(place)?,
                 Word::Mark(b'}') => {
                     self.scopes.pop();
                 }
@@ -581,7 +597,7 @@ impl<'t> Parser<'t> {
                 let count = self.integer()? as u64;
                 self.expect(b'>')?;
                 if let Some(scope) = self.scopes.last_mut() {
-                    scope.ranges.push((name, count, of));
+                    scope.ranges.insert(name, (count, of));
                 }
             } else {
                 let number = self.add_register(function, of);
@@ -596,16 +612,18 @@ impl<'t> Parser<'t> {
 
     /// The register or variable of this name.
     fn resolve(&mut self, function: &mut Function<'t>, name: &'t str) -> Option<Named> {
-        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
-        for index in (0..self.scopes.len()).rev() {
-            let scope = &mut self.scopes[index];
+        // The prefix of a range may end with digits too.
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(NUMBER_DIGITS_MAX);
+        for scope in self.scopes.iter_mut().rev() {
             if let Some(named) = scope.names.get(name) {
                 return Some(*named);
             }
-            for &(prefix, count, of) in &scope.ranges {
-                let number =
-                    name.strip_prefix(prefix).filter(|rest| !rest.is_empty() && rest.len() <= digits);
-                if number.and_then(|number| number.parse().ok()).is_some_and(|number: u64| number < count) {
+            if scope.ranges.is_empty() {
+                continue;
+            }
+            for (prefix, number) in (1..=digits).map(|digits| name.split_at(name.len() - digits)) {
+                let Some(&(count, of)) = scope.ranges.get(prefix) else { continue };
+                if number.parse().is_ok_and(|number: u64| number < count) {
                     function.registers.push(of);
                     let named = Named::Register(function.registers.len() as u32 - 1);
                     scope.names.insert(name, named);
@@ -800,3 +818,7 @@ fn name_of(word: Word<'_>) -> String {
 
 /// The largest parameter of a kernel or function.
 const PARAMETER_BYTES_MAX: u64 = 32_764;
+/// The scopes in each other, at most.
+const SCOPES_MAX: usize = 100;
+/// The digits of a register's number, at most.
+const NUMBER_DIGITS_MAX: usize = 10;

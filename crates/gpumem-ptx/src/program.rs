@@ -1,8 +1,10 @@
 //! A kernel with the functions that it calls, in the form that runs.
 
 use crate::number::Alu;
+use crate::number::matrix::{Fragment, Product};
 use crate::syntax::{SourceFile, Type};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Where an operand is: a register of the frame, a constant of the program, or a special register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +80,7 @@ pub(crate) enum Op {
         target: u32,
     },
     BranchTable {
-        targets: Box<[u32]>,
+        targets: Arc<[u32]>,
         index: Slot,
     },
     Call(Box<Call>),
@@ -131,6 +133,7 @@ pub(crate) enum Op {
     ActiveMask {
         to: u32,
     },
+    Matrix(Box<Matrix>),
     Clock {
         to: u32,
         bytes: u32,
@@ -279,6 +282,32 @@ pub(crate) enum ShuffleKind {
     Index,
 }
 
+/// An instruction of all lanes of a warp together, on matrices in their registers.
+#[derive(Debug)]
+pub(crate) enum Matrix {
+    /// `ldmatrix`: a matrix of 8 rows for each target. The lanes have the addresses of the rows.
+    LoadRows { to: Box<[u32]>, from: Access, is_transposed: bool },
+    /// `stmatrix`, likewise.
+    StoreRows { values: Box<[Slot]>, to: Access, is_transposed: bool },
+    /// `movmatrix`
+    Transpose { to: u32, input: Slot },
+    /// `wmma.load`: the lines of the matrix are `stride` elements apart in memory.
+    Load { to: Box<[u32]>, from: Access, fragment: Fragment, lines: Lines },
+    /// `wmma.store`, likewise.
+    Store { values: Box<[Slot]>, to: Access, fragment: Fragment, lines: Lines },
+    /// `mma` and `wmma.mma`
+    Multiply { product: Product, to: Box<[u32]>, a: Box<[Slot]>, b: Box<[Slot]>, c: Box<[Slot]> },
+}
+
+/// How a matrix is in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lines {
+    /// Its columns are contiguous, not its rows.
+    pub(crate) are_columns: bool,
+    /// The elements from one line to the next.
+    pub(crate) stride: Slot,
+}
+
 /// A value that is the same for all threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
@@ -314,7 +343,7 @@ pub(crate) enum Special {
     One,
 }
 
-const SPECIALS: [(&str, Special); 32] = [
+const SPECIALS: [(&str, Special); 42] = [
     ("%tid.x", Special::Thread(0)),
     ("%tid.y", Special::Thread(1)),
     ("%tid.z", Special::Thread(2)),
@@ -347,6 +376,16 @@ const SPECIALS: [(&str, Special); 32] = [
     ("%cluster_ctaid.y", Special::Zero),
     ("%cluster_ctaid.z", Special::Zero),
     ("%cluster_nctaid.x", Special::One),
+    ("%cluster_nctaid.y", Special::One),
+    ("%cluster_nctaid.z", Special::One),
+    ("%clusterid.x", Special::Block(0)),
+    ("%clusterid.y", Special::Block(1)),
+    ("%clusterid.z", Special::Block(2)),
+    ("%nclusterid.x", Special::GridSize(0)),
+    ("%nclusterid.y", Special::GridSize(1)),
+    ("%nclusterid.z", Special::GridSize(2)),
+    ("%aggr_smem_size", Special::TotalSharedBytes),
+    ("%current_graph_exec", Special::Zero),
     ("%is_explicit_cluster", Special::Zero),
 ];
 

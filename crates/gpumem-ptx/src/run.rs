@@ -4,6 +4,7 @@ mod access;
 mod block;
 mod call;
 mod group;
+mod matrix;
 mod print;
 mod warp;
 

@@ -14,10 +14,12 @@ pub(crate) enum Type {
     B128,
     U8,
     U16,
+    U16x2,
     U32,
     U64,
     S8,
     S16,
+    S16x2,
     S32,
     S64,
     F16,
@@ -28,7 +30,7 @@ pub(crate) enum Type {
     F64,
 }
 
-const TYPES: [(&str, Type); 20] = [
+const TYPES: [(&str, Type); 22] = [
     ("pred", Type::Pred),
     ("b8", Type::B8),
     ("b16", Type::B16),
@@ -37,10 +39,12 @@ const TYPES: [(&str, Type); 20] = [
     ("b128", Type::B128),
     ("u8", Type::U8),
     ("u16", Type::U16),
+    ("u16x2", Type::U16x2),
     ("u32", Type::U32),
     ("u64", Type::U64),
     ("s8", Type::S8),
     ("s16", Type::S16),
+    ("s16x2", Type::S16x2),
     ("s32", Type::S32),
     ("s64", Type::S64),
     ("f16", Type::F16),
@@ -62,7 +66,8 @@ impl Type {
         match self {
             Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
-            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 => 4,
+            Self::B32 | Self::U32 | Self::S32 | Self::F32 => 4,
+            Self::U16x2 | Self::S16x2 | Self::F16x2 | Self::Bf16x2 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
             Self::B128 => 16,
         }
@@ -234,6 +239,8 @@ pub(crate) struct Source<'t> {
     pub(crate) functions: Vec<Function<'t>>,
     /// The names of source files.
     pub(crate) files: HashMap<SourceFile, &'t str>,
+    /// Other names of functions: the number of the text, the name, and the name that it stands for.
+    pub(crate) aliases: Vec<(u32, &'t str, &'t str)>,
     /// The parents of the scopes of labels. Scope 0 has none.
     pub(crate) scopes: Vec<u32>,
 }

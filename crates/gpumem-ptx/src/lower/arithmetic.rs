@@ -4,9 +4,10 @@ use super::modifiers::Modifiers;
 use super::{Lower, Result};
 use crate::number::compare::{self, property};
 use crate::number::convert;
+use crate::number::eight::Eight;
 use crate::number::float::{self, FLUSH_32, FLUSH_TINY_32, Rounding, SATURATE_32, SATURATE_64};
 use crate::number::integer::{self, dot, nth_set};
-use crate::number::{Alu, alu, half};
+use crate::number::{Alu, alu, half, packed};
 use crate::program::{Op, Slot};
 use crate::syntax::{Instruction, Operand, Type};
 
@@ -45,6 +46,14 @@ impl<'s, 't> Lower<'s, 't> {
                 modifiers.finish()?;
                 let function = alu!(|mask: u32, base: u32, n: i32| nth_set(mask, base, n));
                 self.apply(instruction, function, [Type::B32; 3])?;
+            }
+            "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vabsdiff2" | "vabsdiff4" | "vavrg2" | "vavrg4"
+            | "vmin2" | "vmin4" | "vmax2" | "vmax4" => self.video(instruction, &mut modifiers)?,
+            // What is preferred in caches, and how many registers a warp has, changes no value.
+            "createpolicy" => {
+                let to = self.target(self.operand(instruction, 0)?)?;
+                let none = self.bits(0);
+                self.push(Op::Alu { function: Alu::One(|a| *a), to, inputs: [none; 3] });
             }
             _ => return self.general(instruction, modifiers),
         }
@@ -91,14 +100,24 @@ impl<'s, 't> Lower<'s, 't> {
         let name = modifiers.name;
         let is_flushing = modifiers.take("ftz");
         let is_saturating = modifiers.take("sat");
-        if of.is_float() || matches!(of, Type::F16x2 | Type::Bf16x2) {
+        if name == "slct" {
+            modifiers.finish()?;
+            return self.select(instruction, of, types.get(1).copied(), is_flushing).map(|()| true);
+        }
+        if of.is_float() || is_half_pair(of) {
             return self.float(instruction, modifiers, (of, is_flushing, is_saturating));
+        }
+        if matches!(of, Type::U16x2 | Type::S16x2) {
+            let full = if modifiers.take("relu") { format!("{name}.relu") } else { name.into() };
+            modifiers.finish()?;
+            let Some(function) = packed::choose(&full, of) else { return Ok(false) };
+            return self.apply(instruction, function, [of; 3]).map(|()| true);
         }
         let is_carry_out = modifiers.take("cc");
         let mut full = name.to_string();
         let parts = [
             "lo", "hi", "wide", "l", "r", "wrap", "clamp", "shiftamt", "f4e", "b4e", "rc8", "ecl", "ecr",
-            "rc16",
+            "rc16", "relu",
         ];
         for part in parts {
             if modifiers.take(part) {
@@ -115,14 +134,10 @@ impl<'s, 't> Lower<'s, 't> {
         let types = match name {
             "shl" | "shr" => [of, Type::U32, of],
             "selp" => [of, of, Type::Pred],
-            "slct" => [of, of, types.get(1).copied().unwrap_or(Type::S32)],
             "bfe" => [of, Type::U32, Type::U32],
             "mad" if full == "mad.wide" => [of, of, if of.bytes() == 2 { Type::B32 } else { Type::B64 }],
             _ => [of; 3],
         };
-        if name == "slct" && types[2] == Type::F32 {
-            full.push_str(".f32");
-        }
         let Some(function) = integer::choose(&full, of) else { return Ok(false) };
         self.apply(instruction, function, types)?;
         Ok(true)
@@ -136,41 +151,49 @@ impl<'s, 't> Lower<'s, 't> {
     ) -> Result<bool> {
         let rounding = modifiers.rounding().unwrap_or(Rounding::Near);
         let mut full = modifiers.name.to_string();
-        for (part, suffix) in [("approx", ".approx"), ("full", ".full"), ("NaN", ".nan"), ("relu", ".relu")] {
+        for (part, suffix) in
+            [("approx", ".approx"), ("full", ".full"), ("NaN", ".nan"), ("xorsign", ".xorsign")]
+        {
             if modifiers.take(part) {
                 full.push_str(suffix);
             }
         }
+        let _ = full.ends_with(".xorsign") && modifiers.take("abs");
+        let is_positive = modifiers.name == "fma" && modifiers.take("relu");
         modifiers.finish()?;
-        if matches!(modifiers.name, "selp" | "slct") {
-            let which = if full == "selp" { Type::Pred } else { Type::S32 };
+        if full == "selp" {
             let Some(function) = integer::choose(&full, bits_of(of)) else { return Ok(false) };
-            self.apply(instruction, function, [of, of, which])?;
+            self.apply(instruction, function, [of, of, Type::Pred])?;
             return Ok(true);
         }
         let is_half = !matches!(of, Type::F32 | Type::F64);
         let found = if is_half { half::choose(&full, of) } else { float::choose(&full, of, rounding) };
         let Some(function) = found else { return Ok(false) };
-        if is_half && (is_flushing || is_saturating) {
-            return Ok(false);
-        }
+        let [flush, saturate, positive] = match of {
+            Type::F32 => [Some(FLUSH_32), Some(SATURATE_32), None],
+            // Nothing is flushed, although an approximate function says so.
+            Type::F64 => [None, Some(SATURATE_64), None],
+            _ => [".ftz", ".sat", ".relu"].map(|name| half::choose(name, of)),
+        };
         let (to, mut inputs) = self.inputs(instruction, function, [of; 3])?;
         let none = self.bits(0);
-        let is_flushing = is_flushing && of == Type::F32;
-        if is_flushing {
+        let flush = flush.filter(|_| is_flushing);
+        if let Some(flush) = flush {
             for input in &mut inputs {
                 if *input != none {
-                    *input = self.step(FLUSH_32, *input);
+                    *input = self.step(flush, *input);
                 }
             }
         }
         let mut chain = Vec::new();
-        let tiny = if is_flushing { float::tiny_32(&full, rounding) } else { None };
-        if is_flushing && tiny.is_none() {
-            chain.push(FLUSH_32);
-        }
-        if is_saturating {
-            chain.push(if of == Type::F32 { SATURATE_32 } else { SATURATE_64 });
+        let tiny = if is_flushing && of == Type::F32 { float::tiny_32(&full, rounding) } else { None };
+        chain.extend(flush.filter(|_| tiny.is_none()));
+        for (after, is_wanted) in [(saturate, is_saturating), (positive, is_positive)] {
+            match after {
+                Some(after) if is_wanted => chain.push(after),
+                None if is_wanted => return Ok(false),
+                _ => {}
+            }
         }
         if chain.is_empty() && tiny.is_none() {
             self.push(Op::Alu { function, to, inputs });
@@ -189,8 +212,55 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(true)
     }
 
+    /// `slct`: the third operand chooses by its sign.
+    fn select(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        of: Type,
+        which: Option<Type>,
+        is_flushing: bool,
+    ) -> Result<()> {
+        let name = match which {
+            Some(Type::S32) => "slct",
+            // A tiny number that is flushed keeps its sign, which does not matter for zero.
+            Some(Type::F32) if is_flushing => "slct.ftz",
+            Some(Type::F32) => "slct.f32",
+            _ => return Err(self.unknown(instruction)),
+        };
+        let function = integer::choose(name, bits_of(of)).ok_or_else(|| self.unknown(instruction))?;
+        self.apply(instruction, function, [of, of, Type::B32])
+    }
+
+    /// Instructions on two or four numbers in a register, of which all are combined.
+    fn video(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let types = modifiers.types();
+        let (is_clamped, is_summed) = (modifiers.take("sat"), modifiers.take("add"));
+        modifiers.finish()?;
+        let is_signed = match types[..] {
+            [Type::U32, Type::U32, Type::U32] => false,
+            [Type::S32, Type::S32, Type::S32] => true,
+            _ => return Err(modifiers.unknown()),
+        };
+        let function = packed::video(modifiers.name, is_signed, is_clamped);
+        let function = function.ok_or_else(|| modifiers.unknown())?;
+        let to = self.target(self.operand(instruction, 0)?)?;
+        let mut inputs = [self.bits(0); 3];
+        for (index, input) in inputs.iter_mut().enumerate() {
+            *input = self.value(self.operand(instruction, index + 1)?, Type::B32)?;
+        }
+        if !is_summed {
+            self.push(Op::Alu { function, to, inputs });
+            return Ok(());
+        }
+        let parts = self.temporary();
+        self.push(Op::Alu { function, to: parts, inputs });
+        let function = packed::sum(modifiers.name.ends_with('4'), is_signed);
+        self.push(Op::Alu { function, to, inputs: [Slot::Register(parts), inputs[2], inputs[2]] });
+        Ok(())
+    }
+
     /// Applies a function of one operand and gives the new register.
-    fn step(&mut self, function: Alu, input: Slot) -> Slot {
+    pub(super) fn step(&mut self, function: Alu, input: Slot) -> Slot {
         let to = self.temporary();
         let none = self.bits(0);
         self.push(Op::Alu { function, to, inputs: [input, none, none] });
@@ -307,18 +377,44 @@ impl<'s, 't> Lower<'s, 't> {
 
     fn convert(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let types = modifiers.types();
+        if modifiers.take("pack") {
+            let is_saturating = modifiers.take("sat");
+            modifiers.finish()?;
+            let function = match types[..] {
+                [to @ (Type::U16 | Type::S16), Type::S32] => packed::clamped(to),
+                [to @ (Type::U8 | Type::S8), Type::S32, Type::B32] => packed::clamped(to),
+                _ => None,
+            };
+            let function = function.filter(|_| is_saturating).ok_or_else(|| modifiers.unknown())?;
+            return self.apply(instruction, function, [Type::B32; 3]);
+        }
+        if let Some(kind) = modifiers.take_one(&["e4m3x2", "e5m2x2", "tf32"]) {
+            return self.convert_narrow(instruction, modifiers, kind, &types);
+        }
         let is_flushing = modifiers.take("ftz");
         let is_saturating = modifiers.take("sat");
+        let is_positive = modifiers.take("relu");
         let rounding = modifiers.rounding();
         modifiers.finish()?;
         let &[to_type, from_type] = &types[..] else { return Err(self.unknown(instruction)) };
         let to = self.target(self.operand(instruction, 0)?)?;
-        if matches!(to_type, Type::F16x2 | Type::Bf16x2) {
-            let function = convert::pair(to_type).ok_or_else(|| self.unknown(instruction))?;
-            if rounding != Some(Rounding::Near) || from_type != Type::F32 {
+        let positive = if is_positive {
+            let positive = half::choose(".relu", to_type).filter(|_| from_type == Type::F32);
+            Some(positive.ok_or_else(|| self.unknown(instruction))?)
+        } else {
+            None
+        };
+        if is_half_pair(to_type) {
+            let function = rounding.and_then(|rounding| convert::pair(to_type, rounding));
+            let function = function.ok_or_else(|| self.unknown(instruction))?;
+            if from_type != Type::F32 {
                 return Err(self.unknown(instruction));
             }
-            return self.apply(instruction, function, [Type::F32; 3]);
+            let (to, inputs) = self.inputs(instruction, function, [Type::F32; 3])?;
+            let pair = self.temporary();
+            self.push(Op::Alu { function, to: pair, inputs });
+            self.chain(positive.into_iter().collect(), Slot::Register(pair), to);
+            return Ok(());
         }
         let mut input = self.value(self.operand(instruction, 1)?, from_type)?;
         if is_flushing && from_type == Type::F32 {
@@ -329,6 +425,7 @@ impl<'s, 't> Lower<'s, 't> {
         if is_flushing && to_type == Type::F32 {
             chain.push(FLUSH_32);
         }
+        chain.extend(positive);
         let width = self.register_type(to).bytes();
         if to_type.is_signed() && width > to_type.bytes() {
             let narrow = self.temporary();
@@ -339,7 +436,88 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(())
     }
 
-    /// The result of a comparison, combined with a predicate if the instruction has one. Then its inverse, combined too.
+    /// Conversions to and from pairs of numbers of 8 bits, and to numbers of 19 bits.
+    fn convert_narrow(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+        kind: &str,
+        types: &[Type],
+    ) -> Result<()> {
+        let is_positive = modifiers.take("relu");
+        let is_away = modifiers.take("rna");
+        let (rounding, is_clamped) = (modifiers.rounding(), modifiers.take("satfinite"));
+        modifiers.finish()?;
+        macro_rules! of_kind {
+            (|$eight:ident| $function:expr) => {
+                match kind {
+                    "e4m3x2" => {
+                        const fn $eight() -> Eight {
+                            Eight::E4m3
+                        }
+                        $function
+                    }
+                    _ => {
+                        const fn $eight() -> Eight {
+                            Eight::E5m2
+                        }
+                        $function
+                    }
+                }
+            };
+        }
+        let is_near = rounding == Some(Rounding::Near);
+        // Of the types, this one was taken.
+        let is_target = modifiers.is_first(kind);
+        let (function, positive) = match (kind, types) {
+            ("tf32", [Type::F32]) if !is_clamped && is_target => {
+                let function = match rounding {
+                    None if is_away => alu!(|a: f32| convert::nineteen(a, 0x1000)),
+                    Some(Rounding::Near) => {
+                        alu!(|a: f32| convert::nineteen(a, 0xfff + (a.to_bits() >> 13 & 1)))
+                    }
+                    Some(Rounding::Zero) => alu!(|a: f32| convert::nineteen(a, 0)),
+                    _ => return Err(modifiers.unknown()),
+                };
+                (function, float::choose(".relu", Type::F32, Rounding::Near))
+            }
+            (_, [Type::F32]) if is_near && is_clamped && is_target => {
+                (of_kind!(|eight| alu!(|high: f32, low: f32| eight().nearest_pair(high, low))), None)
+            }
+            (_, [Type::F16x2]) if is_near && is_clamped && is_target => {
+                (of_kind!(|eight| alu!(|pair: u32| half::narrowed(pair, eight()))), None)
+            }
+            (_, [Type::F16x2]) if is_near && !is_clamped && !is_target => {
+                (of_kind!(|eight| alu!(|pair: u16| eight().pair(pair))), half::choose(".relu", Type::F16x2))
+            }
+            _ => return Err(modifiers.unknown()),
+        };
+        let from = if is_target { types[0] } else { Type::B16 };
+        let (to, mut inputs) = self.inputs(instruction, function, [from; 3])?;
+        if !is_positive {
+            self.push(Op::Alu { function, to, inputs });
+            return Ok(());
+        }
+        if let Some(positive) = positive {
+            let result = self.temporary();
+            self.push(Op::Alu { function, to: result, inputs });
+            self.chain(vec![positive], Slot::Register(result), to);
+            return Ok(());
+        }
+        let positive = match from {
+            Type::F32 => float::choose(".relu", Type::F32, Rounding::Near),
+            _ => half::choose(".relu", from),
+        };
+        let positive = positive.ok_or_else(|| modifiers.unknown())?;
+        for input in &mut inputs {
+            *input = self.step(positive, *input);
+        }
+        self.push(Op::Alu { function, to, inputs });
+        Ok(())
+    }
+
+    /// The result of a comparison, combined with a predicate if the instruction has one. Then its inverse, combined too; of pairs, the result
+    /// of the upper halves.
     fn comparison(
         &mut self,
         instruction: &'s Instruction<'t>,
@@ -357,13 +535,29 @@ impl<'s, 't> Lower<'s, 't> {
                 *input = self.step(FLUSH_32, *input);
             }
         }
-        let function = compare::choose(name, of).ok_or_else(|| modifiers.unknown())?;
+        let is_pair = is_half_pair(of);
+        let element = match of {
+            Type::F16x2 => Type::F16,
+            Type::Bf16x2 => Type::Bf16,
+            _ => of,
+        };
+        if is_flushing && (is_pair || element.bytes() == 2) {
+            let flush = half::choose(".ftz", of).ok_or_else(|| modifiers.unknown())?;
+            inputs = [self.step(flush, inputs[0]), self.step(flush, inputs[1]), inputs[2]];
+        }
+        let function = compare::choose(name, element).ok_or_else(|| modifiers.unknown())?;
         let first = self.temporary();
         self.push(Op::Alu { function, to: first, inputs });
-        let is_inverse_wanted = matches!(instruction.operands[0], Operand::Pair(..));
+        let is_inverse_wanted = is_pair || matches!(self.operand(instruction, 0)?, Operand::Pair(..));
         let first = Slot::Register(first);
         let mut found = [first, first];
-        if is_inverse_wanted {
+        if is_pair {
+            let upper = alu!(|pair: u32| pair >> 16);
+            let inputs = [self.step(upper, inputs[0]), self.step(upper, inputs[1]), inputs[2]];
+            let second = self.temporary();
+            self.push(Op::Alu { function, to: second, inputs });
+            found[1] = Slot::Register(second);
+        } else if is_inverse_wanted {
             found[1] = self.step(alu!(|a: bool| !a), first);
         }
         if let Some(combination) = combination {
@@ -415,15 +609,26 @@ impl<'s, 't> Lower<'s, 't> {
     fn set(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let types = modifiers.types();
         let &[to_type, of] = &types[..] else { return Err(self.unknown(instruction)) };
-        let [first, _] = self.comparison(instruction, modifiers, of)?;
+        let [first, second] = self.comparison(instruction, modifiers, of)?;
+        let to = self.target(self.operand(instruction, 0)?)?;
+        if is_half_pair(of) {
+            let function = match to_type {
+                Type::U32 | Type::S32 => alu!(|a: bool, b: bool| halves([a, b], 0xffff)),
+                Type::F16x2 if of == to_type => alu!(|a: bool, b: bool| halves([a, b], 0x3c00)),
+                Type::Bf16x2 if of == to_type => alu!(|a: bool, b: bool| halves([a, b], 0x3f80)),
+                _ => return Err(self.unknown(instruction)),
+            };
+            self.push(Op::Alu { function, to, inputs: [first, second, second] });
+            return Ok(());
+        }
         let function = match to_type {
             Type::U32 | Type::S32 => alu!(|a: bool| if a { u32::MAX } else { 0 }),
             Type::F32 => alu!(|a: bool| if a { 1.0_f32 } else { 0.0 }),
             Type::F16 => alu!(|a: bool| if a { ::half::f16::ONE } else { ::half::f16::ZERO }),
+            Type::Bf16 => alu!(|a: bool| if a { ::half::bf16::ONE } else { ::half::bf16::ZERO }),
             Type::U16 | Type::S16 => alu!(|a: bool| if a { u16::MAX } else { 0 }),
             _ => return Err(self.unknown(instruction)),
         };
-        let to = self.target(self.operand(instruction, 0)?)?;
         self.chain(vec![function], first, to);
         Ok(())
     }
@@ -507,6 +712,15 @@ impl<'s, 't> Lower<'s, 't> {
             }
         }
     }
+}
+
+fn is_half_pair(of: Type) -> bool {
+    matches!(of, Type::F16x2 | Type::Bf16x2)
+}
+
+/// A register with these bits in the halves for which the flag is set.
+fn halves([low, high]: [bool; 2], bits: u32) -> u32 {
+    (if low { bits } else { 0 }) | if high { bits << 16 } else { 0 }
 }
 
 /// The type of the same width without a meaning.

@@ -1,7 +1,7 @@
 //! Branches, calls, barriers of a block.
 
 use super::modifiers::Modifiers;
-use super::{Lower, Result};
+use super::{Jump, Lower, Result};
 use crate::error::short;
 use crate::program::{
     Access, Assertion, Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote,
@@ -22,7 +22,7 @@ impl<'s, 't> Lower<'s, 't> {
                 let Operand::Symbol(name, 0) = self.operand(instruction, 0)? else {
                     return Err(self.wrong("a label is expected"));
                 };
-                self.jumps.push((self.program.steps.len(), vec![name], instruction.scope, instruction.place));
+                self.jump(instruction, name);
                 self.push(Op::Branch { target: 0 });
             }
             "brx" => {
@@ -32,11 +32,8 @@ impl<'s, 't> Lower<'s, 't> {
                 let Operand::Symbol(name, 0) = self.operand(instruction, 1)? else {
                     return Err(self.wrong("a list of labels is expected"));
                 };
-                let list = self.find(&self.lists, name, instruction.scope).cloned();
-                let list =
-                    list.ok_or_else(|| self.wrong(format!("there is no list of labels `{}`", short(name))))?;
-                self.jumps.push((self.program.steps.len(), list, instruction.scope, instruction.place));
-                self.push(Op::BranchTable { targets: Box::default(), index });
+                self.jump(instruction, name);
+                self.push(Op::BranchTable { targets: [].into(), index });
             }
             "call" => {
                 modifiers.take("uni");
@@ -50,11 +47,17 @@ impl<'s, 't> Lower<'s, 't> {
             }
             "exit" => self.push(Op::Exit),
             "trap" | "brkpt" => self.push(Op::Trap),
-            "nanosleep" | "pmevent" | "griddepcontrol" => {}
+            "nanosleep" | "pmevent" | "griddepcontrol" | "setmaxnreg" => {}
             "bar" | "barrier" => self.barrier(instruction, &mut modifiers)?,
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Sets the target of the next step when all labels are known.
+    fn jump(&mut self, instruction: &Instruction<'t>, name: &'t str) {
+        let (step, scope, place) = (self.program.steps.len(), instruction.scope, instruction.place);
+        self.jumps.push(Jump { step, name, scope, place });
     }
 
     /// `call (results), function, (arguments), prototype`, where all but the function may be missing.
@@ -74,7 +77,11 @@ impl<'s, 't> Lower<'s, 't> {
                 let number = self.names.function(self.current().unit, name);
                 let number =
                     number.ok_or_else(|| self.wrong(format!("there is no function `{}`", short(name))))?;
-                (Callee::Routine(number as u32), Some(&self.source.functions[number]))
+                let function = &self.source.functions[number];
+                if function.is_entry {
+                    return Err(self.wrong(format!("`{}` is a kernel, which cannot be called", short(name))));
+                }
+                (Callee::Routine(number as u32), Some(function))
             }
             other => (Callee::Register(self.value(other, Type::B64)?), None),
         };

@@ -1,8 +1,10 @@
 //! Loads, stores, atomics, copies, and conversions of addresses.
 
 use super::modifiers::Modifiers;
+use super::transaction::ARRIVED;
 use super::{Lower, Result};
 use crate::number::convert::{narrowed, widened};
+use crate::number::half::{Half, greatest, least};
 use crate::number::{Alu, alu};
 use crate::program::{Access, LOCAL_WINDOW, Op, PARAMETER_WINDOW, SHARED_WINDOW, Slot, WINDOW_BYTES};
 use crate::syntax::{Instruction, Operand, Space, Type};
@@ -30,7 +32,7 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(true)
     }
 
-    fn parts(&mut self, operand: &'s Operand<'t>) -> &'s [Operand<'t>] {
+    pub(super) fn parts(&self, operand: &'s Operand<'t>) -> &'s [Operand<'t>] {
         match operand {
             Operand::Vector(parts) => parts,
             other => core::slice::from_ref(other),
@@ -112,12 +114,16 @@ impl<'s, 't> Lower<'s, 't> {
     fn atomic(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let space = modifiers.space();
         let order = modifiers.take_order();
+        let len = Self::vector_len(modifiers);
         let of = modifiers.one_type()?;
         let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
         let name = modifiers.take_one(&names).ok_or_else(|| modifiers.unknown())?;
         modifiers.finish()?;
         let function = atomic_function(name, of).ok_or_else(|| modifiers.unknown())?;
         let first = usize::from(modifiers.name == "atom");
+        if len > 1 {
+            return self.atomic_vector(instruction, function, (space, of, len));
+        }
         let b = self.value(self.operand(instruction, first + 1)?, of)?;
         let c = match name {
             "cas" => self.value(self.operand(instruction, first + 2)?, of)?,
@@ -130,6 +136,42 @@ impl<'s, 't> Lower<'s, 't> {
             _ => Some(self.target(self.operand(instruction, 0)?)?),
         };
         self.push(Op::Atomic { function, to, at, inputs: [b, c] });
+        Ok(())
+    }
+
+    /// An atomic for each element.
+    fn atomic_vector(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        function: fn(u64, u64, u64) -> u64,
+        (space, of, len): (Space, Type, usize),
+    ) -> Result<()> {
+        let first = instruction.operands.len().saturating_sub(2);
+        let values = self.parts(self.operand(instruction, first + 1)?);
+        let targets = match first {
+            0 => &[],
+            _ => self.parts(self.operand(instruction, 0)?),
+        };
+        if first > 1 || values.len() != len || first == 1 && targets.len() != len {
+            return Err(self.unknown(instruction));
+        }
+        let mut at = self.access(self.operand(instruction, first)?, space, of, len as u8)?;
+        // A target may be a value of a later element, or the address.
+        at.at = Slot::Register(self.copy_of(at.at));
+        let mut copies = Vec::new();
+        for value in values {
+            let value = self.value(value, of)?;
+            copies.push(Slot::Register(self.copy_of(value)));
+        }
+        for (index, value) in copies.into_iter().enumerate() {
+            let to = match targets.get(index) {
+                Some(target) => Some(self.target(target)?),
+                None => None,
+            };
+            let offset_bytes = at.offset_bytes.wrapping_add(i64::from(of.bytes()) * index as i64);
+            let at = Access { offset_bytes, count: 1, ..at };
+            self.push(Op::Atomic { function, to, at, inputs: [value; 2] });
+        }
         Ok(())
     }
 
@@ -193,6 +235,10 @@ impl<'s, 't> Lower<'s, 't> {
         if modifiers.take_one(&["commit_group", "wait_group", "wait_all"]).is_some() {
             return modifiers.finish();
         }
+        if modifiers.take("mbarrier") {
+            return self.arrive_after_copies(instruction, modifiers);
+        }
+        let has_policy = modifiers.take("L2::cache_hint");
         modifiers.take_order();
         let is_known = modifiers.take("shared") || modifiers.take("shared::cta");
         if !is_known || !modifiers.take("global") {
@@ -203,9 +249,10 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Integer(size @ (4 | 8 | 16)) => *size as u32,
             _ => return Err(self.unknown(instruction)),
         };
+        let end = instruction.operands.len() - usize::from(has_policy);
         let source_bytes = match instruction.operands.get(3) {
-            Some(operand) => Some(self.value(operand, Type::U32)?),
-            None => None,
+            Some(operand) if end > 3 => Some(self.source_bytes(operand, size_bytes)?),
+            _ => None,
         };
         let mut to = self.access(self.operand(instruction, 0)?, Space::Shared, Type::B8, 1)?;
         let mut from = self.access(self.operand(instruction, 1)?, Space::Global, Type::B8, 1)?;
@@ -213,6 +260,44 @@ impl<'s, 't> Lower<'s, 't> {
             *access = Access { bytes: 4.min(size_bytes) as u8, count: (size_bytes / 4) as u8, ..*access };
         }
         self.push(Op::Copy { to, from, size_bytes, source_bytes });
+        Ok(())
+    }
+
+    /// The bytes that a copy reads, or a predicate that keeps it from reading any.
+    fn source_bytes(&mut self, operand: &Operand<'t>, size_bytes: u32) -> Result<Slot> {
+        let register = match operand {
+            Operand::Register(register) | Operand::Not(register) => *register,
+            _ => return self.value(operand, Type::U32),
+        };
+        if self.register_type(register) != Type::Pred {
+            return self.value(operand, Type::U32);
+        }
+        let [is_left_out, all, none] =
+            [self.value(operand, Type::Pred)?, self.bits(size_bytes.into()), self.bits(0)];
+        let to = self.temporary();
+        let function = alu!(|all: u32, none: u32, is_left_out: bool| if is_left_out { none } else { all });
+        self.push(Op::Alu { function, to, inputs: [all, none, is_left_out] });
+        Ok(Slot::Register(to))
+    }
+
+    /// Copies are done at once: what arrives after them arrives now. Without `noinc` the barrier first counts one arrival more, and nothing
+    /// changes.
+    fn arrive_after_copies(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+    ) -> Result<()> {
+        let is_counted = modifiers.take("noinc");
+        let is_generic = modifiers.space() == Space::Generic;
+        if !modifiers.take("arrive") || !modifiers.take("b64") {
+            return Err(modifiers.unknown());
+        }
+        modifiers.finish()?;
+        let at = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
+        if is_counted {
+            let none = self.bits(0);
+            self.push(Op::Atomic { function: ARRIVED, to: None, at, inputs: [none; 2] });
+        }
         Ok(())
     }
 }
@@ -255,7 +340,32 @@ fn atomic_function(name: &str, of: Type) -> Option<fn(u64, u64, u64) -> u64> {
             u64::from(bfloat_sum(old as u16, b as u16))
                 | u64::from(bfloat_sum((old >> 16) as u16, (b >> 16) as u16)) << 16
         },
+        ("min" | "max", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2) => {
+            return half_extreme(name == "min", of);
+        }
         _ => return None,
+    })
+}
+
+/// The smaller or the larger of numbers of 16 bits.
+fn half_extreme(is_min: bool, of: Type) -> Option<fn(u64, u64, u64) -> u64> {
+    Some(match (of, is_min) {
+        (Type::F16, true) => |old, b, _| extreme::<f16>(old, b, 1, least),
+        (Type::F16, false) => |old, b, _| extreme::<f16>(old, b, 1, greatest),
+        (Type::F16x2, true) => |old, b, _| extreme::<f16>(old, b, 2, least),
+        (Type::F16x2, false) => |old, b, _| extreme::<f16>(old, b, 2, greatest),
+        (Type::Bf16, true) => |old, b, _| extreme::<bf16>(old, b, 1, least),
+        (Type::Bf16, false) => |old, b, _| extreme::<bf16>(old, b, 1, greatest),
+        (Type::Bf16x2, true) => |old, b, _| extreme::<bf16>(old, b, 2, least),
+        (Type::Bf16x2, false) => |old, b, _| extreme::<bf16>(old, b, 2, greatest),
+        _ => return None,
+    })
+}
+
+fn extreme<H: Half>(a: u64, b: u64, count: u32, of: fn(H, H) -> H) -> u64 {
+    (0..count).map(|part| 16 * part).fold(0, |all, shift| {
+        let part = of(H::of_raw((a >> shift) as u16), H::of_raw((b >> shift) as u16));
+        all | u64::from(part.raw()) << shift
     })
 }
 

@@ -58,6 +58,13 @@ impl<'s, 't> Modifiers<'s, 't> {
         }
     }
 
+    /// True if this type is the first one of the instruction, which is the target's.
+    pub(super) fn is_first(&self, name: &str) -> bool {
+        let mut parts = self.instruction.opcode.split('.');
+        let is_type = |part: &&str| *part == name || Type::of(part).is_some();
+        parts.find(is_type) == Some(name)
+    }
+
     pub(super) fn rounding(&mut self) -> Option<Rounding> {
         self.take_all(Rounding::of).first().copied()
     }

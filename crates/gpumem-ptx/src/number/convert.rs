@@ -241,7 +241,19 @@ fn float_to_float(from: Type, to: Type, rounding: Option<Rounding>) -> Option<Ve
             Some(Rounding::Up) => vec![alu!(|a: f16| f16::from_single(a.single().ceil()))],
             None => Vec::new(),
         },
-        (Type::Bf16, Type::Bf16) => Vec::new(),
+        (Type::Bf16, Type::Bf16) => match rounding {
+            Some(Rounding::Near) => vec![alu!(|a: bf16| bf16::from_single(a.single().round_ties_even()))],
+            Some(Rounding::Zero) => vec![alu!(|a: bf16| bf16::from_single(a.single().trunc()))],
+            Some(Rounding::Down) => vec![alu!(|a: bf16| bf16::from_single(a.single().floor()))],
+            Some(Rounding::Up) => vec![alu!(|a: bf16| bf16::from_single(a.single().ceil()))],
+            None => Vec::new(),
+        },
+        (Type::F16, Type::Bf16) if near == Rounding::Near => {
+            vec![alu!(|a: f16| bf16::from_single(a.single()))]
+        }
+        (Type::Bf16, Type::F16) if near == Rounding::Near => {
+            vec![alu!(|a: bf16| f16::from_single(a.single()))]
+        }
         (Type::F16, Type::F32) => vec![alu!(|a: f16| nan_32(a.single()))],
         (Type::Bf16, Type::F32) => vec![alu!(|a: bf16| nan_32(a.single()))],
         (Type::F16, Type::F64) => vec![alu!(|a: f16| f64::from(a.single()))],
@@ -299,16 +311,41 @@ fn narrowest_nan(value: f64) -> Option<f16> {
 }
 
 /// Two numbers rounded to a pair of 16 bits; the first is the upper half.
-pub(crate) fn pair(to: Type) -> Option<Alu> {
-    Some(match to {
-        Type::F16x2 => alu!(|high: f32, low: f32| {
-            u32::from(f16::from_single(high).raw()) << 16 | u32::from(f16::from_single(low).raw())
-        }),
-        Type::Bf16x2 => alu!(|high: f32, low: f32| {
-            u32::from(bf16::from_single(high).raw()) << 16 | u32::from(bf16::from_single(low).raw())
-        }),
+pub(crate) fn pair(to: Type, rounding: Rounding) -> Option<Alu> {
+    Some(match (to, rounding) {
+        (Type::F16x2, Rounding::Near) => {
+            alu!(|high: f32, low: f32| joined([high, low].map(f16::from_single)))
+        }
+        (Type::F16x2, Rounding::Zero) => {
+            alu!(|high: f32, low: f32| joined([high, low].map(truncated::<f16>)))
+        }
+        (Type::Bf16x2, Rounding::Near) => {
+            alu!(|high: f32, low: f32| joined([high, low].map(bf16::from_single)))
+        }
+        (Type::Bf16x2, Rounding::Zero) => {
+            alu!(|high: f32, low: f32| joined([high, low].map(truncated::<bf16>)))
+        }
         _ => return None,
     })
+}
+
+fn joined<H: Half>([high, low]: [H; 2]) -> u32 {
+    u32::from(high.raw()) << 16 | u32::from(low.raw())
+}
+
+/// The nearest number that is not farther from zero.
+fn truncated<H: Half>(value: f32) -> H {
+    let near = H::from_single(value);
+    if near.single().abs() > value.abs() { H::of_raw(near.raw() - 1) } else { near }
+}
+
+/// A number of 19 bits, in the upper bits of 32, after this is added to the others. NaN is the hardware's.
+pub(crate) fn nineteen(value: f32, added: u32) -> f32 {
+    if value.is_finite() {
+        f32::from_bits(value.to_bits().wrapping_add(added) & !0x1fff)
+    } else {
+        nan_32(value)
+    }
 }
 
 #[cfg(test)]

@@ -141,7 +141,21 @@ fn near_32(name: &str) -> Option<Alu> {
         "max.nan" => {
             alu!(|a: f32, b: f32| if a.is_nan() || b.is_nan() { nan_32(f32::NAN) } else { -least_32(-a, -b) })
         }
+        "min.xorsign" => alu!(|a: f32, b: f32| signed_32(least_32(a.abs(), b.abs()), a, b)),
+        "max.xorsign" => alu!(|a: f32, b: f32| signed_32(-least_32(-a.abs(), -b.abs()), a, b)),
+        "min.nan.xorsign" => alu!(|a: f32, b: f32| if a.is_nan() || b.is_nan() {
+            nan_32(f32::NAN)
+        } else {
+            signed_32(least_32(a.abs(), b.abs()), a, b)
+        }),
+        "max.nan.xorsign" => alu!(|a: f32, b: f32| if a.is_nan() || b.is_nan() {
+            nan_32(f32::NAN)
+        } else {
+            signed_32(-least_32(-a.abs(), -b.abs()), a, b)
+        }),
         "copysign" => alu!(|sign: f32, value: f32| value.copysign(sign)),
+        // Follows another operation.
+        ".relu" => alu!(|a: f32| if a > 0.0 || a.is_nan() { nan_32(a) } else { 0.0 }),
         _ => return None,
     })
 }
@@ -174,6 +188,12 @@ fn upper_half(value: f64) -> f64 {
 /// The smaller number, of a number and a NaN the number, of two zeros the negative one.
 fn least_32(a: f32, b: f32) -> f32 {
     if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { a.min(b) }
+}
+
+/// A number without a sign, with the product of two signs.
+fn signed_32(size: f32, a: f32, b: f32) -> f32 {
+    let sign = (a.to_bits() ^ b.to_bits()) & 1 << 31;
+    nan_32(f32::from_bits(size.to_bits() ^ sign))
 }
 
 fn least_64(a: f64, b: f64) -> f64 {

@@ -3,6 +3,7 @@
 //! A sum, product, quotient or root of two of them that is rounded to 32 bits and then to 16 is the nearest one: 24 bits are at least
 //! twice as many as theirs and two more. A product with a sum is rounded to an odd number of 64 bits first.
 
+use crate::number::eight::Eight;
 use crate::number::{Alu, alu};
 use crate::syntax::Type;
 use ::half::{bf16, f16};
@@ -11,6 +12,7 @@ use ::half::{bf16, f16};
 pub(crate) trait Half: Copy {
     /// The only NaN that operations give.
     const CANONICAL_NAN: Self;
+    const LEAST_NORMAL: f32;
     fn from_single(value: f32) -> Self;
     fn from_double(value: f64) -> Self;
     fn single(self) -> f32;
@@ -22,6 +24,7 @@ macro_rules! halves {
     ($($half:ty),*) => {$(
         impl Half for $half {
             const CANONICAL_NAN: Self = Self::from_bits(0x7fff);
+            const LEAST_NORMAL: f32 = Self::MIN_POSITIVE.to_f32_const();
             fn from_single(value: f32) -> Self {
                 if value.is_nan() { Self::CANONICAL_NAN } else { Self::from_f32(value) }
             }
@@ -73,7 +76,7 @@ fn odd_single(value: f64) -> f32 {
     }
 }
 
-fn least<H: Half>(a: H, b: H) -> H {
+pub(crate) fn least<H: Half>(a: H, b: H) -> H {
     let (left, right) = (a.single(), b.single());
     match (left.is_nan(), right.is_nan()) {
         (true, true) => H::CANONICAL_NAN,
@@ -90,7 +93,7 @@ fn least<H: Half>(a: H, b: H) -> H {
     }
 }
 
-fn greatest<H: Half>(a: H, b: H) -> H {
+pub(crate) fn greatest<H: Half>(a: H, b: H) -> H {
     let (left, right) = (a.single(), b.single());
     match (left.is_nan(), right.is_nan()) {
         (true, true) => H::CANONICAL_NAN,
@@ -105,6 +108,22 @@ fn greatest<H: Half>(a: H, b: H) -> H {
             }
         }
     }
+}
+
+/// Zero with the sign, for a number below the normal ones.
+fn flushed<H: Half>(a: H) -> H {
+    if a.single().abs() < H::LEAST_NORMAL { H::of_raw(a.raw() & 0x8000) } else { a }
+}
+
+/// Between 0 and 1; 0 for NaN.
+fn saturated<H: Half>(a: H) -> H {
+    H::from_single(if a.single() > 0.0 { a.single().min(1.0) } else { 0.0 })
+}
+
+/// A pair of halves as two numbers of 8 bits.
+pub(crate) fn narrowed(pair: u32, to: Eight) -> u16 {
+    let half = |shift: u32| f16::from_bits((pair >> shift) as u16).single();
+    to.nearest_pair(half(16), half(0))
 }
 
 /// The number, or the hardware's NaN.
@@ -132,7 +151,7 @@ fn pair_3<H: Half>(a: u32, b: u32, c: u32, f: impl Fn(H, H, H) -> H) -> u32 {
     at(0) | at(16) << 16
 }
 
-/// An operation by its name, such as `add`, `fma`, `max.nan`, `tanh.approx`.
+/// An operation by its name, such as `add`, `fma`, `max.nan`, `tanh.approx`. The names of what follows another one begin with a dot.
 pub(crate) fn choose(name: &str, of: Type) -> Option<Alu> {
     macro_rules! both {
         ($half:ty, |$a:ident| $f:expr) => {
@@ -161,7 +180,9 @@ pub(crate) fn choose(name: &str, of: Type) -> Option<Alu> {
                 "sub" => both!($half, |a, b| <$half>::from_single(a.single() - b.single())),
                 "mul" => both!($half, |a, b| <$half>::from_single(a.single() * b.single())),
                 "fma" => both!($half, |a, b, c| fused(a, b, c)),
-                "fma.relu" => both!($half, |a, b, c| with_nan(fused(a, b, c), <$half>::of_raw(0), greatest)),
+                ".relu" => both!($half, |a| with_nan(a, <$half>::of_raw(0), greatest)),
+                ".ftz" => both!($half, |a| flushed(a)),
+                ".sat" => both!($half, |a| saturated(a)),
                 "min" => both!($half, |a, b| least(a, b)),
                 "max" => both!($half, |a, b| greatest(a, b)),
                 "min.nan" => both!($half, |a, b| with_nan(a, b, least)),

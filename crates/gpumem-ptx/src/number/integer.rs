@@ -1,5 +1,6 @@
 //! Integers: wrapping, as PTX defines them. A division by zero gives what the hardware gives: quotient and remainder have all bits set.
 
+use crate::number::float::flushed;
 use crate::number::{Alu, alu};
 use crate::syntax::Type;
 
@@ -94,6 +95,8 @@ fn signed_or_bits(name: &str, of: Type) -> Option<Alu> {
         ("abs", Type::S16) => alu!(|a: i16| a.wrapping_abs()),
         ("abs", Type::S32) => alu!(|a: i32| a.wrapping_abs()),
         ("abs", Type::S64) => alu!(|a: i64| a.wrapping_abs()),
+        ("min.relu", Type::S32) => alu!(|a: i32, b: i32| a.min(b).max(0)),
+        ("max.relu", Type::S32) => alu!(|a: i32, b: i32| a.max(b).max(0)),
         ("mul.wide", Type::U16) => alu!(|a: u16, b: u16| u32::from(a) * u32::from(b)),
         ("mul.wide", Type::S16) => alu!(|a: i16, b: i16| i32::from(a) * i32::from(b)),
         ("mul.wide", Type::U32) => alu!(|a: u32, b: u32| u64::from(a) * u64::from(b)),
@@ -119,6 +122,15 @@ fn signed_or_bits(name: &str, of: Type) -> Option<Alu> {
         }
         ("mad24.lo", Type::S32) => {
             alu!(|a: u32, b: u32, c: i32| ((signed_24(a) * signed_24(b)) as i32).wrapping_add(c))
+        }
+        ("mad24.hi", Type::U32) => {
+            alu!(|a: u32, b: u32, c: u32| (((low_24(a) * low_24(b)) >> 16) as u32).wrapping_add(c))
+        }
+        ("mad24.hi", Type::S32) => {
+            alu!(|a: u32, b: u32, c: i32| (((signed_24(a) * signed_24(b)) >> 16) as i32).wrapping_add(c))
+        }
+        ("mad24.hi.sat", Type::S32) => {
+            alu!(|a: u32, b: u32, c: i32| (((signed_24(a) * signed_24(b)) >> 16) as i32).saturating_add(c))
         }
         ("popc", Type::B32) => alu!(|a: u32| a.count_ones()),
         ("popc", Type::B64) => alu!(|a: u64| a.count_ones()),
@@ -170,6 +182,9 @@ fn bits(name: &str, of: Type) -> Option<Alu> {
                 "shl" => alu!(|a: $value, by: u32| a.checked_shl(by).unwrap_or(0)),
                 "selp" => alu!(|a: $value, b: $value, which: bool| if which { a } else { b }),
                 "slct" => alu!(|a: $value, b: $value, which: i32| if which >= 0 { a } else { b }),
+                "slct.ftz" => {
+                    alu!(|a: $value, b: $value, which: f32| if flushed(which) >= 0.0 { a } else { b })
+                }
                 "slct.f32" => alu!(|a: $value, b: $value, which: f32| if which >= 0.0 { a } else { b }),
                 _ => return permute(name, of),
             }

@@ -216,7 +216,9 @@ impl<'r> Run<'r> {
             self.last = index - 1;
             return Ok(self.regions[self.last]);
         }
-        let region = self.memory.region(address, size_bytes, is_write).filter(fits);
+        let is_range = address.checked_add(size_bytes).is_some();
+        let region =
+            is_range.then(|| self.memory.region(address, size_bytes, is_write)).flatten().filter(fits);
         let region = region.ok_or(Mistake::Refused { address, size_bytes, is_write })?;
         let index = self.regions.partition_point(|known| known.start <= region.start);
         self.regions.insert(index, region);

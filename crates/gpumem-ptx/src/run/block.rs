@@ -45,9 +45,9 @@ const BLOCK_TURN: u64 = 4_000_000;
 
 impl Arrivals {
     pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, yes: u32) {
-        self.threads += threads;
+        self.threads = self.threads.saturating_add(threads);
         self.expected = expected;
-        self.yes += yes;
+        self.yes = self.yes.saturating_add(yes);
     }
 }
 
@@ -90,7 +90,7 @@ impl RunningBlock {
             for turn in 0..self.warps.len() {
                 let index = (self.first + turn) % self.warps.len();
                 let warp = &mut self.warps[index];
-                let turn_end = run.steps + WARP_TURN;
+                let turn_end = (run.steps + WARP_TURN).min(run.launch.steps_max);
                 match warp.run(run, &self.shared, &mut self.barriers, turn_end)? {
                     Pause::Done => {}
                     Pause::Waiting => is_done = false,

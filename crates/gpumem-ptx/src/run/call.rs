@@ -47,7 +47,10 @@ impl Warp {
             local: caller.local + own.frame_bytes,
             call: 0,
         };
-        if group.callers.len() >= CALLS_MAX || frame.local + callee.frame_bytes > LOCAL_BYTES_MAX {
+        if group.callers.len() >= CALLS_MAX
+            || frame.local + callee.frame_bytes > LOCAL_BYTES_MAX
+            || frame.registers + callee.registers > REGISTERS_MAX
+        {
             return Err((Mistake::StackOverflow, first));
         }
         self.make_room(&frame, callee);
@@ -133,7 +136,17 @@ impl Warp {
         (from, source): (Location, Frame),
         (to, target): (Location, Frame),
     ) {
-        let size = size_bytes as usize;
+        // A function that a register names may have parameters of other sizes.
+        let room = |location: Location, frame: Frame| match location {
+            Location::Slot(_) => u64::from(size_bytes),
+            Location::Frame(offset) => {
+                run.program.routines[frame.routine as usize].frame_bytes.saturating_sub(offset)
+            }
+        };
+        let size = room(from, source).min(room(to, target)).min(size_bytes.into()) as usize;
+        if size == 0 {
+            return;
+        }
         let slot = |warp: &Self, slot| -> Lanes {
             *lanes_of(&warp.registers, &run.constants, &warp.specials, source.registers, slot)
         };
@@ -179,6 +192,8 @@ impl Warp {
     }
 }
 
+/// The registers of all calls in each other, at most.
+const REGISTERS_MAX: u32 = 1 << 18;
 /// The calls in each other, and the local memory of a thread, at most.
 const CALLS_MAX: usize = 4096;
 const LOCAL_BYTES_MAX: u64 = 512 << 10;

@@ -416,6 +416,12 @@ impl Warp {
                     self.write(base + is_elected, &value, active);
                 }
             }
+            Op::Matrix(matrix) => {
+                if self.lacks_lanes(index, active, Some(&[u64::from(u32::MAX); LANES])) {
+                    return Ok(Flow::Changed);
+                }
+                self.matrix(run, shared, active, (frame.local, base), matrix)?;
+            }
             Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
             Op::Clock { to, bytes } => {
                 let now = if *bytes == 4 { run.steps & 0xffff_ffff } else { run.steps };
@@ -426,7 +432,7 @@ impl Warp {
     }
 
     /// The memory of a thread.
-    fn thread<'b>(&'b self, lane: usize, shared: &'b [Cell<u8>], frame: u64) -> ThreadMemory<'b> {
+    pub(crate) fn thread<'b>(&'b self, lane: usize, shared: &'b [Cell<u8>], frame: u64) -> ThreadMemory<'b> {
         let local = &self.local[lane * self.stride..(lane + 1) * self.stride];
         ThreadMemory { shared, local, frame, number: self.number * LANES as u32 + lane as u32 }
     }

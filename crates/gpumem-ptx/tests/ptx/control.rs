@@ -96,3 +96,14 @@ fn a_loop_without_an_end_is_stopped() {
     let mistake = run("LOOP: bra LOOP;", 1, 1).unwrap_err();
     assert!(matches!(mistake.mistake, Mistake::TooLong(_)), "{mistake}");
 }
+
+#[test]
+fn an_alias_is_its_function() {
+    let text = ".func (.param .b32 r) real(.param .b32 a) { .reg .b32 %x; ld.param.u32 %x, [a]; add.u32 %x, %x, 4; st.param.u32 [r], %x; ret; }\n\
+                .alias other, real;\n\
+                .entry k(.param .u64 out) { .reg .b32 %r<3>; .reg .b64 %rd; .param .b32 a; .param .b32 b; ld.param.u64 %rd, [out];\n\
+                st.param.u32 [a], 3; call.uni (b), other, (a); ld.param.u32 %r0, [b]; st.global.u32 [%rd], %r0; ret; }";
+    let (memory, address, outcome) = run_touching(text, 1, 1);
+    outcome.unwrap();
+    assert_eq!(memory.words(address), [7]);
+}

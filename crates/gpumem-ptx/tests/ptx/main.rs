@@ -5,7 +5,9 @@
 
 mod checks;
 mod control;
+mod hostile;
 mod link;
+mod matrix;
 mod memory;
 mod mistakes;
 mod support;

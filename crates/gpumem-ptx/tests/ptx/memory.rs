@@ -74,3 +74,55 @@ fn what_was_touched_is_known_to_the_byte() {
     );
     assert_eq!(touched.writes, [address + 512..address + 516]);
 }
+
+#[test]
+fn atomics_of_vectors() {
+    let lines = "mov.f32 %f0, 0f3F800000; mov.f32 %f1, 0f40000000; atom.global.add.v2.f32 {%f0, %f1}, [%rd0], {%f0, %f1};
+                 mov.b32 %r0, 0x3c004000; red.global.max.noftz.v2.f16x2 [%rd0+8], {%r0, %r0};";
+    assert_eq!(run(lines, 3, 4).unwrap(), [3_f32.to_bits(), 6_f32.to_bits(), 0x3c00_4000, 0x3c00_4000]);
+}
+
+/// Two warps: one fills shared memory, the other waits for it at a barrier in shared memory, three times.
+#[test]
+fn barriers_in_shared_memory_count_phases() {
+    let lines = |arrive: &str| {
+        format!(
+            ".shared .b64 full; .shared .b64 empty; .shared .b32 value; mov.u32 %r0, %tid.x; mov.u32 %r1, 0; mov.u32 %r2, 0;
+             setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [full], 1; @%p0 mbarrier.init.shared::cta.b64 [empty], 32; bar.sync 0;
+             setp.ge.u32 %p1, %r0, 32; @%p1 bra TAKE;
+             PUT: @!%p0 bra DONE; xor.b32 %r3, %r1, 1; and.b32 %r3, %r3, 1;
+             A: mbarrier.try_wait.parity.shared.b64 %p2, [empty], %r3; @!%p2 bra A;
+             add.u32 %r4, %r1, 5; st.shared.u32 [value], %r4; {arrive}
+             add.u32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 3; @%p3 bra PUT; bra DONE;
+             TAKE: and.b32 %r3, %r1, 1;
+             B: mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 %p2, [full], %r3; @!%p2 bra B;
+             ld.shared.u32 %r4, [value]; add.u32 %r2, %r2, %r4; mbarrier.arrive.shared.b64 _, [empty];
+             add.u32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 3; @%p3 bra TAKE;
+             sub.u32 %r0, %r0, 32; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd0, %rd0, %rd1; st.global.u32 [%rd0], %r2; DONE:"
+        )
+    };
+    for arrive in [
+        "mbarrier.arrive.release.cta.shared.b64 %rd2, [full];",
+        "mbarrier.arrive.expect_tx.shared.b64 %rd2, [full], 8; mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [full], 8;",
+        "cp.async.ca.shared.global [value], [%rd0], 4, 0; st.shared.u32 [value], %r4; cp.async.mbarrier.arrive.noinc.shared.b64 [full];",
+        "cvta.shared.u64 %rd3, full; mbarrier.arrive.b64 %rd2, [%rd3];",
+    ] {
+        assert_eq!(run(&lines(arrive), 64, 32).unwrap(), [18; 32], "{arrive}");
+    }
+    let state = "mbarrier.init.shared.b64 [full], 2; mbarrier.arrive.shared.b64 %rd1, [full]; mbarrier.pending_count.b64 %r0, %rd1;
+                 mbarrier.arrive_drop.shared.b64 %rd2, [full]; mbarrier.test_wait.shared.b64 %p0, [full], %rd1;
+                 mbarrier.arrive.shared.b64 %rd1, [full]; mbarrier.test_wait.shared.b64 %p1, [full], %rd1;
+                 selp.u32 %r1, 1, 0, %p0; selp.u32 %r2, 1, 0, %p1; st.global.v2.u32 [%rd0], {%r1, %r2}; mbarrier.inval.shared.b64 [full];";
+    assert_eq!(run(&format!(".shared .b64 full; {state}"), 1, 2).unwrap(), [1, 1]);
+}
+
+#[test]
+fn hints_change_no_value() {
+    let lines = "createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0; ld.global.L2::cache_hint.u32 %r1, [%rd0], %rd1;
+                 cp.async.cg.shared.global.L2::cache_hint [s], [%rd0], 16, 16, %rd1; prefetch.global.L2 [%rd0]; prefetchu.L1 [%rd0];
+                 applypriority.global.L2::evict_normal [%rd0], 128; nanosleep.u32 20; griddepcontrol.wait; setmaxnreg.dec.sync.aligned.u32 40;
+                 setp.eq.u32 %p0, 1, 1; mov.u32 %r2, 9; st.shared.u32 [s], %r2; cp.async.ca.shared.global [s+4], [%rd0], 4, %p0; ld.shared.v2.u32 {%r3, %r4}, [s];
+                 fence.proxy.async; mov.u32 %r5, %cluster_nctaid.y; mov.u32 %r6, %clusterid.x; add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r5; add.u32 %r3, %r3, %r6;
+                 st.global.u32 [%rd0], %r3;";
+    assert_eq!(run(&format!(".shared .align 16 .b8 s[16]; {lines}"), 1, 4).unwrap()[0], 10);
+}

@@ -17,7 +17,7 @@ fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// A packaged crate is built without the other crates beside it.
-fn repository() -> Vec<String> {
+pub(crate) fn repository() -> Vec<String> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut found = Vec::new();
     if crates.join("gpumem-array").is_dir() {
@@ -65,12 +65,30 @@ fn a_kernel_that_cannot_run_does_not_stop_the_others() {
         ("vadd.s32.s32.s32 %r0, %r1, %r2;", "vadd.s32.s32.s32"),
         ("tex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [%t, {%r0, %r1}];", "tex.2d.v4.f32.s32"),
         ("add.frob.s32 %r0, %r1, %r2;", "add.frob.s32"),
+        ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned"),
+        ("tcgen05.wait::ld.sync.aligned;", "tcgen05.wait::ld.sync.aligned"),
+        (
+            "mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r0, %r1}, {%r2, %r3}, {%r4, %r5}, {%r0, %r1}, %r6, 0;",
+            "mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
+        ),
+        ("barrier.cluster.arrive.aligned;", "barrier.cluster.arrive.aligned"),
+        ("cp.async.bulk.commit_group;", "cp.async.bulk.commit_group"),
+        ("mbarrier.arrive.shared::cluster.b64 _, [%t];", "mbarrier.arrive.shared::cluster.b64"),
     ] {
         let module = Module::parse(&text(line)).unwrap();
         assert_eq!(module.entry("good").unwrap().unsupported(), None);
         let error = module.entry("bad").unwrap().unsupported().unwrap();
         assert_eq!(error.to_string(), format!("line 5, column 1: the instruction `{name}` is not supported"));
     }
+}
+
+/// A cluster needs its blocks to run together, and see each other's shared memory.
+#[test]
+fn kernels_of_clusters_are_named() {
+    let text = ".version 8.0\n.target sm_90\n.entry k() .reqnctapercluster 2, 1, 1 { ret; }";
+    let module = Module::parse(text).unwrap();
+    let error = module.entries()[0].unsupported().unwrap();
+    assert_eq!(error.to_string(), "line 3, column 1: the directive `.reqnctapercluster` is not supported");
 }
 
 proptest! {

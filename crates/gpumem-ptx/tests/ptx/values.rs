@@ -98,3 +98,59 @@ fn lanes_exchange_values() {
     );
     assert_eq!(of("redux.sync.add.u32 %r1, %r0, -1;"), [496; 32]);
 }
+
+#[test]
+fn packed_and_narrow_numbers() {
+    assert_eq!(word("vabsdiff4.u32.u32.u32.add %r1, 0x01ff0310, 0x02000110, 7;"), 1 + 255 + 2 + 7);
+    assert_eq!(word("vadd2.s32.s32.s32.sat %r1, 0x7fff0001, 0x0001ffff, 0;"), 0x7fff_0000);
+    assert_eq!(word("max.relu.s16x2 %r1, 0xffff0003, 0xfffeffff;"), 3);
+    assert_eq!(word("min.relu.s32 %r1, 5, -3;"), 0);
+    assert_eq!(word("cvt.pack.sat.u8.s32.b32 %r1, 300, -5, 0x1234;"), 0x1234_ff00);
+    assert_eq!(word("mad24.hi.u32 %r1, 0x10000, 0x30000, 4;"), 0x3_0004);
+    // 448 is the largest number of this type; the first operand is the upper byte.
+    assert_eq!(
+        word("cvt.rn.satfinite.e4m3x2.f32 %h0, 0f7F800000, 0fBF800000; cvt.u32.u16 %r1, %h0;"),
+        0x7eb8
+    );
+    assert_eq!(word("mov.b16 %h0, 0x38c0; cvt.rn.f16x2.e4m3x2 %r1, %h0;"), 0x3c00_c000);
+    assert_eq!(word("mov.b16 %h0, 0x38c0; cvt.rn.relu.f16x2.e4m3x2 %r1, %h0;"), 0x3c00_0000);
+    assert_eq!(
+        word("mov.b32 %r0, 0xfc003c00; cvt.rn.satfinite.e5m2x2.f16x2 %h0, %r0; cvt.u32.u16 %r1, %h0;"),
+        0xfb3c
+    );
+    assert_eq!(word("cvt.rna.tf32.f32 %r1, 0f3F801000;"), 0x3f80_2000);
+    assert_eq!(word("cvt.rn.tf32.f32 %r1, 0f3F801000;"), 0x3f80_0000);
+    assert_eq!(word("cvt.rz.bf16x2.f32 %r1, 0f3F80FFFF, 0fBF80FFFF;"), 0x3f80_bf80);
+    assert_eq!(word("cvt.rn.relu.f16x2.f32 %r1, 0fBF800000, 0f3F800000;"), 0x3c00);
+    assert_eq!(word("mov.b16 %h0, 0x3e00; cvt.rn.bf16.f16 %h1, %h0; cvt.u32.u16 %r1, %h1;"), 0x3fc0);
+}
+
+#[test]
+fn halves() {
+    assert_eq!(word("mov.b32 %r0, 0x3c003c00; add.rn.sat.f16x2 %r1, %r0, %r0;"), 0x3c00_3c00);
+    assert_eq!(word("mov.b32 %r0, 0xbc003c00; fma.rn.relu.f16x2 %r1, %r0, 0x3c003c00, 0;"), 0x3c00);
+    // The least numbers of all, whose sum is flushed.
+    assert_eq!(word("mov.b32 %r0, 0x80010001; add.ftz.f16x2 %r1, %r0, %r0;"), 0x8000_0000);
+    assert_eq!(
+        word(
+            "mov.b32 %r0, 0x3c004000; setp.lt.f16x2 %p0|%p1, %r0, 0x40003c00; selp.u32 %r1, 2, 0, %p0; @%p1 add.u32 %r1, %r1, 1;"
+        ),
+        1
+    );
+    assert_eq!(word("mov.b32 %r0, 0x3c004000; set.lt.f16x2.f16x2 %r1, %r0, 0x40003c00;"), 0x3c00_0000);
+    assert_eq!(word("mov.b32 %r0, 0x3c004000; set.lt.u32.bf16x2 %r1, %r0, 0x40003c00;"), 0xffff_0000);
+    assert_eq!(
+        word("mov.b16 %h0, 0xc000; mov.b16 %h1, 0x4000; add.rn.bf16 %h2, %h0, %h1; cvt.u32.u16 %r1, %h2;"),
+        0
+    );
+}
+
+#[test]
+fn numbers_chosen_by_signs() {
+    assert_eq!(word("slct.b32.f32 %r1, 3, 4, 0f80000000;"), 3);
+    assert_eq!(word("slct.b32.f32 %r1, 3, 4, 0f80000001;"), 4);
+    assert_eq!(word("slct.ftz.b32.f32 %r1, 3, 4, 0f80000001;"), 3);
+    assert_eq!(float("slct.f32.f32 %f1, 0f3F800000, 0f40000000, 0f7FC00000;"), 2.0);
+    assert_eq!(float("min.xorsign.abs.f32 %f1, 0fC0400000, 0f40000000;"), -2.0);
+    assert_eq!(float("max.xorsign.abs.f32 %f1, 0fC0400000, 0fC0000000;"), 3.0);
+}
