@@ -49,7 +49,7 @@ impl<'s, 't> Lower<'s, 't> {
             }
             "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vabsdiff2" | "vabsdiff4" | "vavrg2" | "vavrg4"
             | "vmin2" | "vmin4" | "vmax2" | "vmax4" => self.video(instruction, &mut modifiers)?,
-            // What is preferred in caches, and how many registers a warp has, changes no value.
+            // What caches prefer to keep changes no value.
             "createpolicy" => {
                 let to = self.target(self.operand(instruction, 0)?)?;
                 let none = self.bits(0);
@@ -450,19 +450,12 @@ impl<'s, 't> Lower<'s, 't> {
         modifiers.finish()?;
         macro_rules! of_kind {
             (|$eight:ident| $function:expr) => {
-                match kind {
-                    "e4m3x2" => {
-                        const fn $eight() -> Eight {
-                            Eight::E4m3
-                        }
-                        $function
-                    }
-                    _ => {
-                        const fn $eight() -> Eight {
-                            Eight::E5m2
-                        }
-                        $function
-                    }
+                if kind == "e4m3x2" {
+                    const $eight: Eight = Eight::E4m3;
+                    $function
+                } else {
+                    const $eight: Eight = Eight::E5m2;
+                    $function
                 }
             };
         }
@@ -482,13 +475,13 @@ impl<'s, 't> Lower<'s, 't> {
                 (function, float::choose(".relu", Type::F32, Rounding::Near))
             }
             (_, [Type::F32]) if is_near && is_clamped && is_target => {
-                (of_kind!(|eight| alu!(|high: f32, low: f32| eight().nearest_pair(high, low))), None)
+                (of_kind!(|EIGHT| alu!(|high: f32, low: f32| EIGHT.nearest_pair(high, low))), None)
             }
             (_, [Type::F16x2]) if is_near && is_clamped && is_target => {
-                (of_kind!(|eight| alu!(|pair: u32| half::narrowed(pair, eight()))), None)
+                (of_kind!(|EIGHT| alu!(|pair: u32| half::narrowed(pair, EIGHT))), None)
             }
             (_, [Type::F16x2]) if is_near && !is_clamped && !is_target => {
-                (of_kind!(|eight| alu!(|pair: u16| eight().pair(pair))), half::choose(".relu", Type::F16x2))
+                (of_kind!(|EIGHT| alu!(|pair: u16| EIGHT.pair(pair))), half::choose(".relu", Type::F16x2))
             }
             _ => return Err(modifiers.unknown()),
         };
