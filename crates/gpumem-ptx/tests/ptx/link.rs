@@ -84,10 +84,9 @@ fn what_no_text_defines_is_named() {
     let half = problem(&[CALLER, ".visible .global .u32 bias;"]);
     assert_eq!(half.what, PtxProblem::Undefined("twice".into()));
     // The driver defines it, and the reason is another one.
-    let printing = ".extern .func (.param .b32 a) vprintf(.param .b64 b, .param .b64 c);
-        .visible .entry k() { .reg .b32 %r; .param .b32 a; .param .b64 b; .param .b64 c;
-        call.uni (a), vprintf, (b, c); ret; }";
-    assert!(matches!(problem(&[printing]).what, PtxProblem::Unsupported(_)));
+    let allocating = ".extern .func (.param .b64 a) malloc(.param .b64 b);
+        .visible .entry k() { .reg .b32 %r; .param .b64 a; .param .b64 b; call.uni (a), malloc, (b); ret; }";
+    assert!(matches!(problem(&[allocating]).what, PtxProblem::Unsupported(_)));
 }
 
 #[test]
