@@ -43,8 +43,6 @@
 
 // Errors of a text, and their places.
 mod error;
-// The words of a text.
-mod text;
 // A module as it is written.
 mod syntax;
 // Text to syntax.

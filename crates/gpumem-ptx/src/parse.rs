@@ -1,12 +1,14 @@
 //! Text to [`Source`].
 
+mod text;
+
 use crate::error::{LinkError, Place, PtxError, short};
 use crate::syntax::{
     Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourceFile, Space, Statement,
     Type, Variable,
 };
-use crate::text::{Word, Words};
 use std::collections::HashMap;
+use text::{Word, Words};
 
 type Result<T> = core::result::Result<T, PtxError>;
 
