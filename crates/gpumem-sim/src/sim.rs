@@ -46,6 +46,25 @@ impl Sim {
         self.0.change("register", |machine| machine.kernels.extend(named));
     }
 
+    /// Registers kernels for the functions that `look_up` looks up in modules. Afterwards the earlier kernels of these names are back.
+    ///
+    /// Other threads that look up these names meanwhile may find the kernels, too.
+    pub fn with_kernels<R>(&self, kernels: &'static [Kernel], look_up: impl FnOnce() -> R) -> R {
+        let earlier: Vec<_> = self.0.change("with_kernels", |machine| {
+            kernels.iter().map(|kernel| (kernel.name, machine.kernels.insert(kernel.name, *kernel))).collect()
+        });
+        let found = look_up();
+        self.0.change("with_kernels", |machine| {
+            for (name, kernel) in earlier.into_iter().rev() {
+                match kernel {
+                    Some(kernel) => machine.kernels.insert(name, kernel),
+                    None => machine.kernels.remove(name),
+                };
+            }
+        });
+        found
+    }
+
     /// The seed that decides the order of queued work.
     #[must_use]
     pub fn seed(&self) -> u64 {

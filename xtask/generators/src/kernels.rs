@@ -12,9 +12,10 @@ const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
 /// The newest accepted PTX version: drivers refuse PTX newer than themselves. 8.0 is that of CUDA 12.0.
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
 /// The folders with kernels, searched recursively.
-const FOLDERS: [&str; 4] = [
+const FOLDERS: [&str; 5] = [
     "crates/gpumem-array/kernels",
     "crates/gpumem-array/examples",
+    "crates/gpumem-array/tests",
     "crates/gpumem-adapt/examples",
     "tests/kernels",
 ];

@@ -4,51 +4,13 @@ use crate::support::{gpu, gpu_with};
 use gpumem_array::ndarray::s;
 use gpumem_array::pool::sys::types::CUresult;
 use gpumem_array::pool::{Capture, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError};
-use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
-use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
+use gpumem_array::{
+    ArrayError, Function, Gpu, GpuArray, KernelSource, Launch, LaunchShape, UnifiedArray, kernels,
+};
+use gpumem_sim::{Effect, Kernel, Rule, Sim, SimConfig};
 
 kernels! {
-    static KERNELS = cuda r#"
-        typedef unsigned long long u64;
-        extern "C" __global__ void axpy(float *y, float a, const float *x, u64 n) {
-            u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-            if (i < n) y[i] += a * x[i];
-        }
-        extern "C" __global__ void ramp(float *y, u64 n) {
-            u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-            if (i < n) y[i] = i;
-        }
-        extern "C" __global__ void wild(char *y) { y[1ull << 40] = 1; }
-        extern "C" __global__ void many(
-            u64 *a0, u64 *a1, u64 *a2, u64 *a3, u64 *a4, u64 *a5, u64 *a6, u64 *a7,
-            u64 v0, u64 v1, u64 v2, u64 v3, u64 v4, u64 v5, u64 v6, u64 v7
-        ) {
-            *a0 = v0; *a1 = v1; *a2 = v2; *a3 = v3; *a4 = v4; *a5 = v5; *a6 = v6; *a7 = v7;
-        }
-        extern "C" __global__ void no_twin() {}"#;
-
-    fn axpy(launch; y: u64, a: f32, x: u64, n: u64) {
-        let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
-        y.iter().zip(x).for_each(|(y, x)| y.set(y.get() + a * x.get()));
-    }
-
-    fn ramp(launch; y: u64, n: u64) {
-        launch.write::<f32>(y, n as usize)?.iter().enumerate().for_each(|(i, y)| y.set(i as f32));
-    }
-
-    fn wild(launch; y: u64) {
-        launch.write::<u8>(y + (1 << 40), 1)?[0].set(1);
-    }
-
-    fn many(
-        launch; a0: u64, a1: u64, a2: u64, a3: u64, a4: u64, a5: u64, a6: u64, a7: u64,
-        v0: u64, v1: u64, v2: u64, v3: u64, v4: u64, v5: u64, v6: u64, v7: u64
-    ) {
-        let values = [v0, v1, v2, v3, v4, v5, v6, v7];
-        for (array, value) in [a0, a1, a2, a3, a4, a5, a6, a7].into_iter().zip(values) {
-            launch.write::<u64>(array, 1)?[0].set(value);
-        }
-    }
+    static KERNELS = ptx include_str!("kernels.ptx");
 }
 
 fn function(gpu: &Gpu, name: &str) -> Result<Function, ArrayError> {
@@ -97,8 +59,8 @@ fn arguments_are_those_of_the_kernel() {
     else {
         panic!("{refused}")
     };
-    assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "a"));
-    assert!(refused.to_string().contains("parameter 1 (a) has 4 bytes"), "{refused}");
+    assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "axpy_param_1"));
+    assert!(refused.to_string().contains("parameter 1 (axpy_param_1) has 4 bytes"), "{refused}");
     for count in [0, 1, 3, 5, 20] {
         let launch = (0..count).fold(axpy.launch(shape), |launch, _| launch.scalar(0_u64));
         // SAFETY: the launch is refused before the driver sees it.
@@ -107,7 +69,7 @@ fn arguments_are_those_of_the_kernel() {
             matches!(refused, ArrayError::ArgumentCount { expected: 4, found, .. } if found == count),
             "{refused}"
         );
-        assert!(refused.to_string().contains("(y, a, x, n)"), "{refused}");
+        assert!(refused.to_string().contains("(axpy_param_0, axpy_param_1, "), "{refused}");
     }
     assert_eq!(y.to_vec().unwrap(), [1.0; 9]);
 }
@@ -121,7 +83,7 @@ fn kernels_may_have_many_arguments() {
     for round in 0..3_u64 {
         let other = gpu.fork().unwrap();
         let launch = many.launch(LaunchShape::for_len(1));
-        let launch = arrays.iter_mut().fold(launch, gpumem_array::Launch::write);
+        let launch = arrays.iter_mut().fold(launch, Launch::write);
         let launch = (0..8_u64).fold(launch, |launch, value| launch.scalar(value + round));
         // SAFETY: the arguments are those of the kernel, which writes one element of each array.
         unsafe { launch.enqueue(&other).unwrap() };
@@ -166,9 +128,6 @@ fn nothing_runs_for_a_length_of_zero() {
 fn invalid_launches_are_refused() {
     let gpu = gpu();
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
-    let twin = function(&gpu, "no_twin").unwrap_err();
-    assert!(matches!(&twin, ArrayError::NoTwin { name } if name == "no_twin"), "{twin}");
-    assert!(twin.to_string().contains("declare a twin with"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
     assert!(gpu.compile(&KernelSource::ptx("none", "this is no PTX")).is_err());
 
@@ -341,12 +300,24 @@ kernels! {
     }
 }
 
-/// The simulator finds twins by name alone, so each module brings its own.
+kernels! {
+    static THIRD = ptx "
+        .version 7.8 .target sm_70 .address_size 64
+        .visible .entry answer(.param .u64 y) {
+            .reg .b64 %y;
+            ld.param.u64 %y, [y];
+            st.global.u32 [%y], 3;
+            ret;
+        }";
+}
+
+/// The simulator finds twins by name alone, so each module brings its own, or none.
 #[test]
 fn declarations_may_have_kernels_of_the_same_names() {
     let gpu = gpu();
     let module = gpu.compile(&FIRST).unwrap();
-    assert_eq!([answer(&gpu, &Second), answer(&gpu, &FIRST), answer(&gpu, &Second)], [2, 1, 2]);
+    let answers = [&Second, &FIRST, &THIRD, &Second].map(|source| answer(&gpu, source));
+    assert_eq!(answers, [2, 1, 3, 2]);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
     let function = module.function("answer").unwrap();
     // SAFETY: the argument is that of the kernel, which writes the only element.
@@ -391,12 +362,36 @@ fn a_text_without_its_twin_is_refused() {
             "{refused}"
         );
     }
-    // A text that was created at run time has no twins.
-    let text = String::from("extern \"C\" __global__ void late() {}");
-    let late = gpu.compile(&KernelSource::cuda("late", &text)).unwrap();
-    assert!(matches!(late.function("late"), Err(ArrayError::NoTwin { name }) if name == "late"));
-    assert!(matches!(late.function("later"), Err(ArrayError::NoSuchKernel { .. })));
     assert!(matches!(gpu.compile(&KernelSource::ptx("zero", "a\0b")), Err(ArrayError::ZeroByte { .. })));
+}
+
+kernels! {
+    static PARTLY = cuda r#"
+        extern "C" __global__ void answer(unsigned *y) { *y = 1; }
+        extern "C" __global__ void no_twin() {}"#;
+    fn answer(launch; y: u64) {
+        launch.write::<u32>(y, 1)?[0].set(4);
+    }
+}
+
+/// With the compiler it runs; without, the errors say what to do.
+#[test]
+fn cuda_text_needs_a_compiler_or_twins() {
+    let gpu = gpu();
+    assert_eq!(answer(&gpu, &PARTLY), 4, "the twin runs in any case");
+    let text = String::from("extern \"C\" __global__ void late() {}");
+    let late = gpu.compile(&KernelSource::cuda("late", &text)).and_then(|module| module.function("late"));
+    let partly = gpu.compile(&PARTLY).unwrap();
+    let no_twin = partly.function("no_twin");
+    assert!(matches!(partly.function("later"), Err(ArrayError::NoSuchKernel { .. })));
+    let Err(late) = late else { return drop(no_twin.unwrap()) };
+    assert!(matches!(&late, ArrayError::NoCompiler { .. }), "{late}");
+    let no_twin = no_twin.unwrap_err();
+    assert!(matches!(&no_twin, ArrayError::NoTwin { name } if name == "no_twin"), "{no_twin}");
+    for error in [late, no_twin] {
+        let text = error.to_string();
+        assert!(["`nvrtc`", "nvcc -ptx", "kernels!"].iter().all(|part| text.contains(part)), "{text}");
+    }
 }
 
 static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
@@ -405,11 +400,11 @@ static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
     Ok(())
 })];
 
-/// Such kernels need registered twins on the simulator, and instructions.
+/// Such kernels need instructions.
 #[test]
 fn a_text_without_a_declaration_uses_registered_twins() {
     let gpu = gpu();
-    gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
+    Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
     let refused =
         gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap().function("answer").unwrap_err();
@@ -428,7 +423,7 @@ fn a_module_that_a_drop_could_not_unload_goes_later() {
         ["cuModuleUnload#1=fail:UNKNOWN", "cuCtxSynchronize#1=fail:UNKNOWN", "cuModuleUnload#9=fail:2"]
     {
         let gpu = gpu_with(SimConfig::new().rule(rule.parse().unwrap()));
-        let module_count = || gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().module_count;
+        let module_count = || Sim::of(gpu.device().driver()).unwrap().report().module_count;
         let before_count = module_count();
         let module = gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap();
         assert_eq!(module_count(), before_count + 1);
