@@ -1,7 +1,6 @@
 //! Less frequent calls that programs make: memory with a pitch, callbacks, occupancy, bus identifiers. Each case holds on the
 //! simulator and on a GPU.
 
-use gpumem_sim::{Kernel, KernelFault, Launch};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::{Raw, code};
 use gpumem_tests::sys::types::*;
@@ -128,10 +127,6 @@ unsafe extern "C" fn count(_stream: CUstream, status: CUresult, seen: *mut c_voi
 fn nothing(driver: &Driver) -> (CUmodule, CUfunction) {
     const PTX: &[u8] =
         b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\nret;\n}\n\0";
-    static KERNELS: [Kernel; 1] = [Kernel::new("nothing", |_: &mut Launch<'_>| Ok::<(), KernelFault>(()))];
-    if let Some(sim) = gpumem_sim::Sim::of(driver) {
-        sim.register(&KERNELS);
-    }
     let (mut module, mut function) = (null_mut(), null_mut());
     // SAFETY: the image ends in NUL; locals outlive the calls.
     unsafe {

@@ -446,15 +446,15 @@ kernels! {
 
 kernels! {
     static SIGNATURE_ALONE = ptx ".version 6.0 .target sm_70 .address_size 64 .visible .entry answer(.param .u64 y) { ret; }";
-
-    fn answer(_launch; _y: u64) {}
 }
 
-/// A declaration with other types than the text, and a text without instructions, are refused before a kernel can be launched.
+/// A twin with other types than the text, and a text without instructions, are refused before a kernel can be launched.
 fn declarations_fit_their_text(driver: &Driver) {
     let gpu = gpu(driver);
-    for (source, part) in [(&OTHER_TYPE, "scale"), (&SIGNATURE_ALONE, "no instructions")] {
-        let refused = gpu.compile(source).unwrap_err();
+    for (source, name, part) in
+        [(&OTHER_TYPE, "scale", "scale"), (&SIGNATURE_ALONE, "answer", "no instructions")]
+    {
+        let refused = gpu.compile(source).and_then(|module| module.function(name)).unwrap_err();
         assert!(matches!(refused, ArrayError::KernelMismatch { .. }), "{refused}");
         assert!(refused.to_string().contains(part), "{refused}");
     }

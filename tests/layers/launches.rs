@@ -66,15 +66,6 @@ kernels! {
             st.global.u32 [%rd4], %r1;
             ret;
         }"#;
-
-    fn axpy(launch; y: u64, a: f32, x: u64, n: u64) {
-        let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
-        y.iter().zip(x).for_each(|(y, x)| y.set(y.get() + a * x.get()));
-    }
-
-    fn wild(launch; y: u64) {
-        launch.write::<u32>(y + (1 << 40), 1)?[0].set(1);
-    }
 }
 
 fn gpu(driver: &Driver) -> Gpu {

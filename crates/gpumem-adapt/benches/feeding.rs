@@ -483,13 +483,6 @@ kernels! {
         DONE:
             ret;
         }"#;
-
-    fn repeat(launch; y: u64, rounds: u32, n: u64) {
-        for element in launch.write::<f32>(y, n as usize)? {
-            let value = (0..rounds).fold(element.get(), |value, _| value.mul_add(0.999_999_94, 1e-7));
-            element.set(value);
-        }
-    }
 }
 
 /// Options of the staging ring, and the rate of uploads with them.

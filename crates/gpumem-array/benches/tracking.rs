@@ -12,7 +12,7 @@ use gpumem_array::ndarray::Ix1;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUfunction, CUresult, CUstream};
 use gpumem_array::pool::{Device, Pool};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape};
-use gpumem_sim::{Kernel, Sim, SimConfig};
+use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -28,7 +28,6 @@ const PTX: &str = "
         ld.param.u64 %n, [n];
         ret;
     }";
-static TWIN: [Kernel; 1] = [Kernel::new("axpy", |_| Ok(()))];
 
 /// The context of the device, which the stubs report as current on every thread.
 static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -76,9 +75,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rounds =
         std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
     let sim = gpumem_sim::driver(SimConfig::new())?;
-    if let Some(sim) = Sim::of(&sim) {
-        sim.register(&TWIN);
-    }
     // SAFETY: the stubs have the signatures of the functions that they replace, and queue nothing.
     let driver = unsafe {
         sim.with_table(|table| {

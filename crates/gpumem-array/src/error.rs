@@ -83,15 +83,15 @@ pub enum ArrayError {
     /// The host is out of memory for the elements of a download, or for elements that an upload gathers.
     #[error("out of host memory: a copy needs {size_bytes} bytes; copy the array in slices")]
     HostFull { size_bytes: usize },
-    /// A module has no kernel with this name, or the simulator has no Rust function for it.
+    /// A module has no kernel with this name.
     #[error(
         "no kernel {:?} in the module; check the name (the kernel must be extern \"C\")",
         Shown::name(.name)
     )]
     NoSuchKernel { name: String },
-    /// A kernel is CUDA text, and the simulator has no Rust function for it.
+    /// A kernel is CUDA text that was not compiled, and has no twin, unlike others of its declaration.
     #[error(
-        "kernel {:?} is CUDA text, which the simulator cannot compile; load its PTX, declare a twin with `gpumem_array::kernels!`, or register a Rust function of that name with `gpumem_sim::Sim::register`",
+        "kernel {:?} is CUDA text without a twin, and no compiler was found; install NVRTC and enable the feature `nvrtc`, load PTX that was compiled ahead (`nvcc -ptx`), or declare a twin with `gpumem_array::kernels!`",
         Shown::name(.name)
     )]
     NoTwin { name: String },
@@ -113,7 +113,9 @@ pub enum ArrayError {
     )]
     Compile { source_name: String, log: String },
     /// CUDA text cannot be compiled at run time.
-    #[error("CUDA text cannot be compiled at run time: {reason}")]
+    #[error(
+        "CUDA text cannot be compiled at run time: {reason}, load PTX that was compiled ahead (`nvcc -ptx`), or declare twins for the simulator with `gpumem_array::kernels!`"
+    )]
     NoCompiler {
         /// The cause, and what to do about it.
         reason: &'static str,

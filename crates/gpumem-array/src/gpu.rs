@@ -513,19 +513,22 @@ impl Gpu {
         self.0.stream.synchronize().map_err(|error| self.with_kernel_name(error.into()))
     }
 
-    /// Loads kernels that were declared with [`kernels!`](crate::kernels): their text on a GPU, their twins on the simulator. PTX without
-    /// twins runs on both.
+    /// Loads kernels from their text, on a GPU or on the simulator. A kernel with a twin ([`kernels!`](crate::kernels)) runs that on the
+    /// simulator.
     ///
     /// The driver compiles PTX during this call, which can take a tenth of a second.
     ///
-    /// On a GPU, CUDA text requires the feature `nvrtc` and the vendor's library of that name. It is compiled once per process,
+    /// CUDA text requires the feature `nvrtc` and the vendor's library of that name, which needs no GPU. It is compiled once per process,
     /// architecture and set of options, which takes a tenth of a second or more. Each call loads a new module, so keep the result.
+    ///
+    /// On the simulator, a launch is compared with what its kernel accesses: the kernel fails at the first access outside of the arrays
+    /// that were passed, and at a write to an array that was passed to be read ([`Launch`](crate::Launch)).
     ///
     /// # Errors
     ///
     /// - [`ArrayError::KernelMismatch`] if a declared kernel is not in the text, has other parameters there, or is empty.
     /// - [`ArrayError::Compile`] if the compiler refuses the text or an option.
-    /// - [`ArrayError::NoCompiler`] for CUDA text on a GPU, without the feature or the library.
+    /// - [`ArrayError::NoCompiler`] for CUDA text without the feature or the library, unless this is the simulator and there are twins.
     /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
     pub fn compile(&self, source: &KernelSource<'_>) -> Result<Module, ArrayError> {
         Module::compile(self.device(), source)

@@ -36,7 +36,7 @@ struct Loaded {
     signatures: Signatures,
     /// True for PTX that was not compared with a declaration.
     is_undeclared: bool,
-    /// On the simulator, the CUDA text that the module was declared with.
+    /// CUDA text that was not compiled, because the simulator has twins of its kernels.
     text: Option<Box<str>>,
     #[cfg(feature = "sim")]
     twins: &'static [gpumem_sim::Kernel],
@@ -65,27 +65,25 @@ impl Module {
     /// Loads declared kernels, compiled first if they are CUDA text.
     pub(crate) fn compile(device: &Device, source: &KernelSource<'_>) -> Result<Self, ArrayError> {
         not_forked()?;
-        let is_sim = device.driver().kind() == DriverKind::Sim;
+        let has_twins = device.driver().kind() == DriverKind::Sim && source.is_declared();
+        let mut text = None;
         let (image, mut signatures) = match source.language() {
             Language::Ptx => (image(source.text())?, Signatures::parse(source.text())),
             Language::Cuda => match compiled(device, source) {
-                Ok((image, signatures)) => (image, signatures),
-                Err(ArrayError::NoCompiler { .. }) if is_sim => {
+                Err(ArrayError::NoCompiler { .. }) if has_twins => {
                     source.check_names()?;
-                    (Vec::new(), Signatures::parse(&source.stub()))
+                    text = Some(source.text().into());
+                    let stub = source.stub();
+                    (image(&stub)?, Signatures::parse(&stub))
                 }
-                Err(error) => return Err(error),
+                compiled => compiled?,
             },
         };
         source.check(&signatures)?;
         source.rename(&mut signatures);
-        // The simulator loads the same text with and without a compiler, because the compiler's PTX may be too new for it.
-        let stub = (is_sim && source.language() == Language::Cuda)
-            .then(|| self::image(&source.stub()))
-            .transpose()?;
-        let mut loaded = Loaded::load(device, stub.as_ref().unwrap_or(&image), signatures)?;
+        let mut loaded = Loaded::load(device, &image, signatures)?;
         loaded.is_undeclared = source.is_undeclared_ptx();
-        loaded.text = stub.is_some().then(|| source.text().into());
+        loaded.text = text;
         #[cfg(feature = "sim")]
         {
             loaded.twins = source.registered_twins();
@@ -97,8 +95,8 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if it has no Rust twin on the
-    /// simulator; [`ArrayError::KernelMismatch`] if PTX without a declaration has parameters and no instructions for it;
+    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if its CUDA text was not compiled and the
+    /// kernel has no twin; [`ArrayError::KernelMismatch`] if PTX without a declaration has parameters and no instructions for it;
     /// [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
@@ -108,11 +106,9 @@ impl Module {
         }
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
-        #[cfg(feature = "sim")]
-        let _twins = self.0.register_twins();
         // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
-        let found = unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };
-        match found {
+        let find = || unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };
+        match self.0.with_twins(find) {
             Ok(()) => {
                 let (name, signature) = (KernelName::new(name), signatures.of(name));
                 let sizes_bytes = signature.as_deref().and_then(sizes_bytes);
@@ -137,11 +133,9 @@ impl Module {
         Ok(Function { signature: Some(signature), sizes_bytes, ..function })
     }
 
-    /// True if the text has the kernel, but the simulator has no Rust function with its name.
+    /// True if text that was not compiled has the kernel.
     fn lacks_twin(&self, name: &str) -> bool {
-        let Loaded { device, signatures, text, .. } = &*self.0;
-        device.driver().kind() == DriverKind::Sim
-            && (signatures.has(name) || text.as_ref().is_some_and(|text| has_word(text, name)))
+        self.0.text.as_ref().is_some_and(|text| has_word(text, name))
     }
 }
 
@@ -201,16 +195,15 @@ impl Loaded {
         })
     }
 
-    /// Registers the declared twins with the simulator until the guard is dropped, because other declarations may use the same names.
-    #[cfg(feature = "sim")]
-    fn register_twins(&self) -> Option<MutexGuard<'static, ()>> {
-        static LOOK_UP: Mutex<()> = Mutex::new(());
-        let sim = gpumem_sim::Sim::of(self.device.driver())?;
-        let guard = LOOK_UP.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.twins.is_empty() {
-            sim.register(self.twins);
+    /// Finds a function, which the simulator replaces by its twin if one is declared. Other declarations may use the same names.
+    fn with_twins<R>(&self, find: impl FnOnce() -> R) -> R {
+        #[cfg(feature = "sim")]
+        if let Some(sim) = gpumem_sim::Sim::of(self.device.driver()) {
+            static FINDING: Mutex<()> = Mutex::new(());
+            let _one = FINDING.lock().unwrap_or_else(PoisonError::into_inner);
+            return sim.with_kernels(self.twins, find);
         }
-        Some(guard)
+        find()
     }
 }
 
@@ -231,8 +224,8 @@ fn image(ptx: &str) -> Result<Vec<u8>, ArrayError> {
 fn compiled(device: &Device, source: &KernelSource<'_>) -> Result<(Vec<u8>, Signatures), ArrayError> {
     let program = nvrtc::compile(source, device.compute_capability())?;
     let image = match &program.machine_code {
-        Some(code) => code.clone(),
-        None => image(&program.ptx)?,
+        Some(code) if device.driver().kind() == DriverKind::Cuda => code.clone(),
+        _ => image(&program.ptx)?,
     };
     Ok((image, Signatures::parse(&program.ptx)))
 }
@@ -240,7 +233,7 @@ fn compiled(device: &Device, source: &KernelSource<'_>) -> Result<(Vec<u8>, Sign
 #[cfg(not(feature = "nvrtc"))]
 fn compiled(_device: &Device, _source: &KernelSource<'_>) -> Result<(Vec<u8>, Signatures), ArrayError> {
     Err(ArrayError::NoCompiler {
-        reason: "gpumem-array was built without its feature `nvrtc`; enable it, or declare PTX that was compiled ahead",
+        reason: "gpumem-array was built without its feature `nvrtc`, which compiles it; enable the feature",
     })
 }
 
@@ -353,7 +346,6 @@ mod tests {
         }
     }
 
-    /// On a GPU this is the error of `Gpu::compile`; the simulator needs no compiler.
     #[test]
     fn without_a_compiler_the_error_names_what_to_install() {
         let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();

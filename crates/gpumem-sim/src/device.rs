@@ -6,6 +6,8 @@
 #[allow(unsafe_code)]
 pub(crate) mod compiler_log;
 pub(crate) mod context;
+#[allow(unsafe_code)]
+pub(crate) mod declared;
 pub(crate) mod fat_binary;
 pub(crate) mod image;
 #[allow(unsafe_code)]

@@ -6,6 +6,7 @@ pub(crate) mod driver;
 use crate::config::choices::Choice;
 use crate::config::error::SimError;
 use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+use crate::device::declared::{DeclaredRange, declaring};
 use crate::device::launch::Kernel;
 use crate::entry::slot::{self, Shared};
 use crate::entry::{TABLES, rule_names};
@@ -44,6 +45,33 @@ impl Sim {
     pub fn register(&self, kernels: &'static [Kernel]) {
         let named = kernels.iter().map(|kernel| (kernel.name, *kernel));
         self.0.change("register", |machine| machine.kernels.extend(named));
+    }
+
+    /// Registers kernels for the functions that `look_up` looks up in modules. Afterwards the earlier kernels of these names are back.
+    ///
+    /// Other threads that look up these names meanwhile may find the kernels, too.
+    pub fn with_kernels<R>(&self, kernels: &'static [Kernel], look_up: impl FnOnce() -> R) -> R {
+        let earlier: Vec<_> = self.0.change("with_kernels", |machine| {
+            kernels.iter().map(|kernel| (kernel.name, machine.kernels.insert(kernel.name, *kernel))).collect()
+        });
+        let found = look_up();
+        self.0.change("with_kernels", |machine| {
+            for (name, kernel) in earlier.into_iter().rev() {
+                match kernel {
+                    Some(kernel) => machine.kernels.insert(name, kernel),
+                    None => machine.kernels.remove(name),
+                };
+            }
+        });
+        found
+    }
+
+    /// Calls `launch`. Kernels that this thread launches in it, on any simulator, fail if they access other bytes than `declares` lists, or
+    /// write those that are only read. `declares` is called during the launch, and calls no driver.
+    #[doc(hidden)]
+    #[inline]
+    pub fn declaring<R>(declares: &dyn Fn() -> Vec<DeclaredRange>, launch: impl FnOnce() -> R) -> R {
+        declaring(declares, launch)
     }
 
     /// The seed that decides the order of queued work.

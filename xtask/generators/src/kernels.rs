@@ -14,9 +14,10 @@ const PTX_VERSION_MAX: (u32, u32) = (8, 0);
 /// A source that names this option is compiled with it.
 const LINE_INFO: &str = "--generate-line-info";
 /// The folders with kernels, searched recursively.
-const FOLDERS: [&str; 4] = [
+const FOLDERS: [&str; 5] = [
     "crates/gpumem-array/kernels",
     "crates/gpumem-array/examples",
+    "crates/gpumem-array/tests",
     "crates/gpumem-adapt/examples",
     "tests/kernels",
 ];

@@ -1,5 +1,4 @@
 // What a training step needs beyond products: the residual with its sums, and Adam's update.
-// The simulator runs the functions of the same names in kernels.rs.
 
 // Sums over the block; the result is the first thread's. `lanes` has a place for each of its warps.
 __device__ float block_sum(float value, float *lanes) {

@@ -1,4 +1,4 @@
-//! The kernels of this example: `kernels.cu`, their Rust twins for the simulator, and their launches.
+//! The kernels of this example, `kernels.cu`, and their launches.
 
 use crate::adam::Rates;
 use crate::model::Dense;
@@ -71,37 +71,4 @@ impl Kernels {
 
 kernels! {
     static KERNELS = ptx include_str!("kernels.ptx");
-
-    fn residual(launch; prediction: u64, target: u64, bias: u64, bias_sum: u64, losses: u64, epoch: u32, rows: u32) {
-        let prediction = launch.write::<f32>(prediction, rows as usize)?;
-        let target = launch.read::<f32>(target, rows as usize)?;
-        let bias = launch.read::<f32>(bias, 1)?[0].get();
-        let loss = &launch.write::<f64>(losses + 8 * u64::from(epoch), 1)?[0];
-        let (mut sum, mut squares) = (0.0, 0.0);
-        for (value, target) in prediction.iter().zip(target) {
-            let residual = value.get() + bias - target.get();
-            value.set(residual);
-            sum += residual;
-            squares += residual * residual;
-        }
-        launch.write::<f32>(bias_sum, 1)?[0].set(sum);
-        loss.set(loss.get() + f64::from(squares));
-    }
-
-    fn adam(
-        launch; weight: u64, bias: u64, moments: u64, weight_sum: u64, bias_sum: u64, columns: u32,
-        scale: f32, beta1: f32, beta2: f32, rate: f32, root_correction: f32, epsilon: f32
-    ) {
-        let columns = columns as usize;
-        let values = launch.write::<f32>(weight, columns)?.iter().chain(launch.write::<f32>(bias, 1)?);
-        let sums = launch.read::<f32>(weight_sum, columns)?.iter().chain(launch.read::<f32>(bias_sum, 1)?);
-        let (means, squares) = launch.write::<f32>(moments, 2 * (columns + 1))?.split_at(columns + 1);
-        for ((value, sum), (mean, square)) in values.zip(sums).zip(means.iter().zip(squares)) {
-            let gradient = scale * sum.get();
-            mean.set(beta1 * mean.get() + (1.0 - beta1) * gradient);
-            square.set(beta2 * square.get() + (1.0 - beta2) * gradient * gradient);
-            let step = rate * mean.get() / (square.get().sqrt() * root_correction + epsilon);
-            value.set(value.get() - step);
-        }
-    }
 }

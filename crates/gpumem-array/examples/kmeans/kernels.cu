@@ -1,4 +1,4 @@
-// The two steps of k-means. The simulator runs the functions of the same names in kernels.rs.
+// The two steps of k-means. What gains little is neither unrolled nor inlined, so that the PTX stays short.
 
 // The numbers of a point.
 #define DIMS 8
@@ -12,6 +12,7 @@ extern "C" __global__ void assign(unsigned int *labels, float *distances, unsign
     for (unsigned int d = 0; d < DIMS; d++) point[d] = points[(unsigned long long)i * DIMS + d];
     unsigned int nearest = 0;
     float least = 0.0f;
+#pragma unroll 1
     for (unsigned int c = 0; c < k; c++) {
         float distance = 0.0f;
         for (unsigned int d = 0; d < DIMS; d++) {
@@ -29,9 +30,10 @@ extern "C" __global__ void assign(unsigned int *labels, float *distances, unsign
 }
 
 // Sums over the block, whose size is a power of two; the result is that of every thread.
-__device__ double block_sum(double value, double *shared) {
+static __noinline__ __device__ double block_sum(double value, double *shared) {
     shared[threadIdx.x] = value;
     __syncthreads();
+#pragma unroll 1
     for (unsigned int half = blockDim.x / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
         __syncthreads();
@@ -46,6 +48,7 @@ extern "C" __global__ void update(float *centroids, const float *points, const u
     extern __shared__ double shared[];
     unsigned int label = blockIdx.x;
     double count = 0.0, sums[DIMS] = {};
+#pragma unroll 1
     for (unsigned int i = threadIdx.x; i < n; i += blockDim.x) {
         if (labels[i] != label) continue;
         count += 1.0;

@@ -1,4 +1,4 @@
-//! The kernels of this example: `kernels.cu`, their Rust twins for the simulator, and their launches.
+//! The kernels of this example, `kernels.cu`, and their launches.
 
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, GpuArray2, LaunchShape, kernels};
@@ -69,30 +69,4 @@ impl Kernels {
 
 kernels! {
     static KERNELS = ptx include_str!("kernels.ptx");
-
-    fn assign(launch; labels: u64, distances: u64, changed: u64, points: u64, centroids: u64, n: u32, k: u32) {
-        let (labels, distances) = (launch.write::<u32>(labels, n as usize)?, launch.write::<f32>(distances, n as usize)?);
-        let points = launch.read::<[f32; DIMS]>(points, n as usize)?;
-        let centroids = launch.read::<[f32; DIMS]>(centroids, k as usize)?;
-        let changed = &launch.write::<u32>(changed, 1)?[0];
-        let centroids: Vec<_> = centroids.iter().map(|centroid| centroid.get()).collect();
-        for ((label, distance), point) in labels.iter().zip(distances).zip(points) {
-            let (nearest, least) = crate::reference::nearest(&point.get(), &centroids);
-            if label.replace(nearest) != nearest {
-                changed.set(changed.get() + 1);
-            }
-            distance.set(least);
-        }
-    }
-
-    fn update(launch; centroids: u64, points: u64, labels: u64, n: u32) {
-        let points = launch.read::<[f32; DIMS]>(points, n as usize)?;
-        let labels = launch.read::<u32>(labels, n as usize)?;
-        let centroids = launch.write::<[f32; DIMS]>(centroids, launch.grid()[0] as usize)?;
-        let points = points.iter().map(|point| point.get());
-        let means = crate::reference::means(points.zip(labels.iter().map(|label| label.get())), centroids.len());
-        for (centroid, mean) in centroids.iter().zip(means) {
-            centroid.set(mean.unwrap_or(centroid.get()));
-        }
-    }
 }

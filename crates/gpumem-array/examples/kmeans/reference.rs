@@ -1,4 +1,4 @@
-//! k-means on the host: the expected result, and the arithmetic of the kernels' twins.
+//! k-means on the host: the expected result.
 
 use crate::kernels::DIMS;
 
@@ -29,7 +29,7 @@ pub(crate) fn kmeans(
 }
 
 /// The nearest centroid, and the square of its distance.
-pub(crate) fn nearest(point: &Point, centroids: &[Point]) -> (u32, f32) {
+fn nearest(point: &Point, centroids: &[Point]) -> (u32, f32) {
     let distance = |centroid: &Point| point.iter().zip(centroid).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
     let distances = centroids.iter().map(distance).zip(0..);
     let first = |least: (f32, u32), next: (f32, u32)| if next.0 < least.0 { next } else { least };
@@ -37,7 +37,7 @@ pub(crate) fn nearest(point: &Point, centroids: &[Point]) -> (u32, f32) {
 }
 
 /// The mean of the points of each label below `count`; `None` for a label without points.
-pub(crate) fn means(labelled: impl Iterator<Item = (Point, u32)>, count: usize) -> Vec<Option<Point>> {
+fn means(labelled: impl Iterator<Item = (Point, u32)>, count: usize) -> Vec<Option<Point>> {
     let mut sums = vec![([0.0_f64; DIMS], 0.0); count];
     for (point, label) in labelled {
         let (sum, points) = &mut sums[label as usize];

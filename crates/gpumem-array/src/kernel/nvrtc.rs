@@ -193,6 +193,6 @@ fn describe(code: nvrtcResult) -> String {
     format!("the compiler returned {code:?}")
 }
 
-const NOT_INSTALLED: &str = "the library NVRTC (`libnvrtc.so`, `nvrtc64_*.dll`) was not found; install it with the CUDA toolkit, or \
+const NOT_INSTALLED: &str = "the library NVRTC (`libnvrtc.so`, `nvrtc64_*.dll`), which compiles it, was not found; install it with the CUDA toolkit, or \
                              with `pip install nvidia-cuda-nvrtc-cu12`, and add its folder to the library path (`LD_LIBRARY_PATH`, \
                              `PATH` on Windows)";

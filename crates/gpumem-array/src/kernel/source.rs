@@ -1,7 +1,7 @@
-//! [`KernelSource`]: the text of kernels and their Rust twins, declared together.
+//! [`KernelSource`]: the text of kernels, and Rust twins of those that have one.
 //!
-//! GPU and simulator share the declaration. It lists the kernels and the types of their parameters, so both refuse a text and twins that
-//! differ when they are loaded.
+//! GPU and simulator share the declaration. It lists the kernels with twins and the types of their parameters, so both refuse a text and
+//! twins that differ when they are loaded.
 
 use crate::error::ArrayError;
 use crate::kernel::signature::{Parameter, Signature, Signatures};
@@ -9,10 +9,8 @@ use core::fmt;
 use core::fmt::Write;
 use gpumem_pool::sys::text::Shown;
 
-/// Kernels as text, CUDA C++ or PTX, with the Rust functions that replace them on the simulator. Declare one with
-/// [`kernels!`](crate::kernels), and load it with [`Gpu::compile`](crate::Gpu::compile).
-///
-/// A text created at run time has no twins:
+/// Kernels as text, CUDA C++ or PTX. Load them with [`Gpu::compile`](crate::Gpu::compile), on a GPU or on the simulator.
+/// [`kernels!`](crate::kernels) declares a text in a `static`, and may add Rust functions that replace kernels on the simulator.
 ///
 /// ```
 /// use gpumem_array::KernelSource;
@@ -106,9 +104,14 @@ impl<'a> KernelSource<'a> {
         self.text
     }
 
+    /// True if kernels are declared with twins.
+    pub(crate) fn is_declared(&self) -> bool {
+        !self.declared.is_empty()
+    }
+
     /// True for PTX without declared kernels.
     pub(crate) fn is_undeclared_ptx(&self) -> bool {
-        self.language == Language::Ptx && self.declared.is_empty()
+        self.language == Language::Ptx && !self.is_declared()
     }
 
     pub(crate) fn language(&self) -> Language {
@@ -164,7 +167,7 @@ impl<'a> KernelSource<'a> {
         ArrayError::KernelMismatch { source_name: self.name.to_owned(), kernel: kernel.to_owned(), problem }
     }
 
-    /// PTX with the declared signatures and no instructions, which is all that the simulator needs.
+    /// PTX with the declared signatures and no instructions, which is all that twins need.
     pub(crate) fn stub(&self) -> String {
         let mut text = String::from(".version 7.8\n.target sm_70\n.address_size 64\n");
         for kernel in self.declared {
@@ -276,53 +279,80 @@ impl fmt::Debug for KernelSource<'_> {
     }
 }
 
-/// Declares kernels once: their text for GPUs, and a Rust twin of each for the simulator. The result is a `static`
-/// [`KernelSource`] for [`Gpu::compile`](crate::Gpu::compile).
+/// Declares kernels: their text, and if the program wants them Rust twins for the simulator. The result is a `static` [`KernelSource`]
+/// for [`Gpu::compile`](crate::Gpu::compile).
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, LaunchShape, kernels, pool::{Device, Pool}};
 /// use gpumem_sim::SimConfig;
 ///
 /// kernels! {
-///     /// y = factor · x
-///     static SCALE = cuda r#"
-///         typedef unsigned long long u64;
-///         extern "C" __global__ void scale(float *y, const float *x, float factor, u64 n) {
-///             u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-///             if (i < n) y[i] = factor * x[i];
-///         }"#;
-///
-///     fn scale(launch; y: u64, x: u64, factor: f32, n: u64) {
-///         let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
-///         y.iter().zip(x).for_each(|(y, x)| y.set(factor * x.get()));
-///     }
+///     /// x = factor · x, in PTX as `nvcc -ptx` makes it of CUDA C++.
+///     static SCALE = ptx "
+///         .version 7.0 .target sm_70 .address_size 64
+///         .visible .entry scale(.param .u64 x, .param .f32 factor, .param .u32 n) {
+///             .reg .pred %outside; .reg .b32 %i, %n, %b; .reg .b64 %x; .reg .f32 %value, %factor;
+///             mov.u32 %i, %ctaid.x;
+///             mov.u32 %n, %ntid.x;
+///             mov.u32 %b, %tid.x;
+///             mad.lo.u32 %i, %i, %n, %b;
+///             ld.param.u32 %n, [n];
+///             setp.ge.u32 %outside, %i, %n;
+///             @%outside ret;
+///             ld.param.u64 %x, [x];
+///             mad.wide.u32 %x, %i, 4, %x;
+///             ld.global.f32 %value, [%x];
+///             ld.param.f32 %factor, [factor];
+///             mul.f32 %value, %value, %factor;
+///             st.global.f32 [%x], %value;
+///             ret;
+///         }";
 /// }
 ///
 /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let scale = gpu.compile(&SCALE)?.function("scale")?;
-/// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
-/// let mut y = GpuArray::<f32, _>::zeros(&gpu, x.len())?;
-/// let launch = scale.launch(LaunchShape::for_len(x.len()));
-/// let launch = launch.write(&mut y).read(&x).scalar(10.0_f32).scalar(x.len() as u64);
-/// // SAFETY: the arguments are those of the kernel, and it stays within `n` elements of both arrays.
+/// let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+/// let launch = scale.launch(LaunchShape::for_len(x.len())).write(&mut x).scalar(10.0_f32).scalar(2_u32);
+/// // SAFETY: the arguments are those of the kernel, and it stays within the two elements.
 /// unsafe { launch.enqueue(&gpu)? };
-/// assert_eq!(y.to_vec()?, [10.0, 20.0]);
+/// assert_eq!(x.to_vec()?, [10.0, 20.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// The text is `cuda` or `ptx`, and any constant expression, such as `include_str!("scale.ptx")`. Options of the CUDA compiler follow
 /// it: `static SCALE = cuda TEXT, options ["--std=c++17"];`.
 ///
+/// # Twins
+///
+/// A twin is a Rust function that replaces a kernel on the simulator: it runs in place of the text, whatever the language. The simulator
+/// needs one only for CUDA text that it cannot compile, because the feature `nvrtc` is off or the library is not installed. A twin also is
+/// faster, but what runs then is not what a GPU gets.
+///
+/// ```
+/// use gpumem_array::kernels;
+///
+/// kernels! {
+///     static SCALE = cuda r#"
+///         extern "C" __global__ void scale(float *x, float factor, unsigned n) {
+///             unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+///             if (i < n) x[i] *= factor;
+///         }"#;
+///
+///     fn scale(launch; x: u64, factor: f32, n: u32) {
+///         launch.write::<f32>(x, n as usize)?.iter().for_each(|x| x.set(factor * x.get()));
+///     }
+/// }
+/// # assert!(gpumem_array::example_gpu()?.compile(&SCALE)?.function("scale").is_ok());
+/// # Ok::<(), gpumem_array::ArrayError>(())
+/// ```
+///
 /// A twin has the name of its kernel, and its parameters in order, addresses as `u64`. It runs once for a whole launch. `launch` is any
 /// name for the `gpumem_sim::Launch`, from which the twin requests its memory ranges; `?` ends the twin with a fault. Without the feature
 /// `sim` the bodies of twins are not compiled.
 ///
-/// # Checks
-///
 /// Names, numbers of parameters and their sizes are compared with the text when it is loaded
 /// ([`ArrayError::KernelMismatch`](crate::ArrayError::KernelMismatch)), on GPUs and on the simulator. PTX with only the signature of a
-/// declared kernel is refused too: it would do nothing on a GPU. On the simulator, CUDA text is compiled for this comparison if the feature
-/// `nvrtc` is on and the library is installed; otherwise only the names are compared.
+/// kernel that has a twin is refused too: it would do nothing on a GPU. Of CUDA text that is not compiled, only the names are compared.
 #[macro_export]
 macro_rules! kernels {
     (

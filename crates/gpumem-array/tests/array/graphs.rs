@@ -10,7 +10,7 @@ use gpumem_array::{
     ArrayError, Gpu, GpuArray, GpuGraph, GraphError, KernelSource, LaunchShape, Out, UnifiedArray,
     UninitArray,
 };
-use gpumem_sim::{Kernel, Schedule, Sim, SimConfig};
+use gpumem_sim::{Schedule, Sim, SimConfig};
 
 type Vector = GpuArray<f32, Ix1>;
 
@@ -517,23 +517,29 @@ const PTX: &str = "
     .version 7.8
     .target sm_70
     .address_size 64
-    .visible .entry twice(.param .u64 x, .param .u64 n) { trap; }";
-static TWIN: [Kernel; 1] = [Kernel::new("twice", |launch| {
-    let (x, n) = (launch.arg::<u64>()?, launch.arg::<u64>()? as usize);
-    launch.write::<f32>(x, n)?.iter().for_each(|x| x.set(2.0 * x.get()));
-    Ok(())
-})];
+    .visible .entry twice(.param .u64 x) {
+        .reg .b32 %i;
+        .reg .b64 %x;
+        .reg .f32 %value;
+        mov.u32 %i, %tid.x;
+        ld.param.u64 %x, [x];
+        mad.wide.u32 %x, %i, 4, %x;
+        ld.global.f32 %value, [%x];
+        add.f32 %value, %value, %value;
+        st.global.f32 [%x], %value;
+        ret;
+    }";
 
 /// A graph keeps the kernels that it launches, including those of modules that the program has dropped.
 #[test]
 fn a_graph_keeps_kernels_loaded() {
     let gpu = gpu();
-    Sim::of(gpu.device().driver()).unwrap().register(&TWIN);
     let twice = gpu.compile(&KernelSource::ptx("twice", PTX)).unwrap().function("twice").unwrap();
     let mut x = vector(&gpu, &[1.0, 2.0]);
     let (mut graph, ()) = gpu
         .capture(|c| {
-            let launch = twice.launch(LaunchShape::for_len(2)).write(&mut x).scalar(2_u64);
+            let shape = LaunchShape { grid: [1; 3], block: [2, 1, 1], shared_bytes: 0 };
+            let launch = twice.launch(shape).write(&mut x);
             // SAFETY: the arguments are those of the kernel, and `x` has two elements.
             unsafe { launch.enqueue(c) }
         })

@@ -1,54 +1,18 @@
 //! Launches of the user's kernels, and their errors.
 
 use crate::support::{gpu, gpu_with};
-use gpumem_array::ndarray::s;
+use gpumem_array::ndarray::{Ix1, s};
 use gpumem_array::pool::sys::types::CUresult;
-use gpumem_array::pool::{Capture, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError};
-use gpumem_array::{ArrayError, Function, Gpu, GpuArray, KernelSource, LaunchShape, UnifiedArray, kernels};
-use gpumem_sim::{Effect, Kernel, Rule, SimConfig};
+use gpumem_array::pool::{
+    BackendKind, Capture, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError,
+};
+use gpumem_array::{
+    ArrayError, Function, Gpu, GpuArray, KernelSource, Launch, LaunchShape, UnifiedArray, kernels,
+};
+use gpumem_sim::{Effect, FaultKind, Finding, Kernel, Rule, Sim, SimConfig};
 
 kernels! {
-    static KERNELS = cuda r#"
-        typedef unsigned long long u64;
-        extern "C" __global__ void axpy(float *y, float a, const float *x, u64 n) {
-            u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-            if (i < n) y[i] += a * x[i];
-        }
-        extern "C" __global__ void ramp(float *y, u64 n) {
-            u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-            if (i < n) y[i] = i;
-        }
-        extern "C" __global__ void wild(char *y) { y[1ull << 40] = 1; }
-        extern "C" __global__ void many(
-            u64 *a0, u64 *a1, u64 *a2, u64 *a3, u64 *a4, u64 *a5, u64 *a6, u64 *a7,
-            u64 v0, u64 v1, u64 v2, u64 v3, u64 v4, u64 v5, u64 v6, u64 v7
-        ) {
-            *a0 = v0; *a1 = v1; *a2 = v2; *a3 = v3; *a4 = v4; *a5 = v5; *a6 = v6; *a7 = v7;
-        }
-        extern "C" __global__ void no_twin() {}"#;
-
-    fn axpy(launch; y: u64, a: f32, x: u64, n: u64) {
-        let (y, x) = (launch.write::<f32>(y, n as usize)?, launch.read::<f32>(x, n as usize)?);
-        y.iter().zip(x).for_each(|(y, x)| y.set(y.get() + a * x.get()));
-    }
-
-    fn ramp(launch; y: u64, n: u64) {
-        launch.write::<f32>(y, n as usize)?.iter().enumerate().for_each(|(i, y)| y.set(i as f32));
-    }
-
-    fn wild(launch; y: u64) {
-        launch.write::<u8>(y + (1 << 40), 1)?[0].set(1);
-    }
-
-    fn many(
-        launch; a0: u64, a1: u64, a2: u64, a3: u64, a4: u64, a5: u64, a6: u64, a7: u64,
-        v0: u64, v1: u64, v2: u64, v3: u64, v4: u64, v5: u64, v6: u64, v7: u64
-    ) {
-        let values = [v0, v1, v2, v3, v4, v5, v6, v7];
-        for (array, value) in [a0, a1, a2, a3, a4, a5, a6, a7].into_iter().zip(values) {
-            launch.write::<u64>(array, 1)?[0].set(value);
-        }
-    }
+    static KERNELS = ptx include_str!("kernels.ptx");
 }
 
 fn function(gpu: &Gpu, name: &str) -> Result<Function, ArrayError> {
@@ -97,8 +61,8 @@ fn arguments_are_those_of_the_kernel() {
     else {
         panic!("{refused}")
     };
-    assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "a"));
-    assert!(refused.to_string().contains("parameter 1 (a) has 4 bytes"), "{refused}");
+    assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "axpy_param_1"));
+    assert!(refused.to_string().contains("parameter 1 (axpy_param_1) has 4 bytes"), "{refused}");
     for count in [0, 1, 3, 5, 20] {
         let launch = (0..count).fold(axpy.launch(shape), |launch, _| launch.scalar(0_u64));
         // SAFETY: the launch is refused before the driver sees it.
@@ -107,7 +71,7 @@ fn arguments_are_those_of_the_kernel() {
             matches!(refused, ArrayError::ArgumentCount { expected: 4, found, .. } if found == count),
             "{refused}"
         );
-        assert!(refused.to_string().contains("(y, a, x, n)"), "{refused}");
+        assert!(refused.to_string().contains("(axpy_param_0, axpy_param_1, "), "{refused}");
     }
     assert_eq!(y.to_vec().unwrap(), [1.0; 9]);
 }
@@ -121,7 +85,7 @@ fn kernels_may_have_many_arguments() {
     for round in 0..3_u64 {
         let other = gpu.fork().unwrap();
         let launch = many.launch(LaunchShape::for_len(1));
-        let launch = arrays.iter_mut().fold(launch, gpumem_array::Launch::write);
+        let launch = arrays.iter_mut().fold(launch, Launch::write);
         let launch = (0..8_u64).fold(launch, |launch, value| launch.scalar(value + round));
         // SAFETY: the arguments are those of the kernel, which writes one element of each array.
         unsafe { launch.enqueue(&other).unwrap() };
@@ -166,9 +130,6 @@ fn nothing_runs_for_a_length_of_zero() {
 fn invalid_launches_are_refused() {
     let gpu = gpu();
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
-    let twin = function(&gpu, "no_twin").unwrap_err();
-    assert!(matches!(&twin, ArrayError::NoTwin { name } if name == "no_twin"), "{twin}");
-    assert!(twin.to_string().contains("declare a twin with"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
     assert!(gpu.compile(&KernelSource::ptx("none", "this is no PTX")).is_err());
 
@@ -341,12 +302,24 @@ kernels! {
     }
 }
 
-/// The simulator finds twins by name alone, so each module brings its own.
+kernels! {
+    static THIRD = ptx "
+        .version 7.8 .target sm_70 .address_size 64
+        .visible .entry answer(.param .u64 y) {
+            .reg .b64 %y;
+            ld.param.u64 %y, [y];
+            st.global.u32 [%y], 3;
+            ret;
+        }";
+}
+
+/// The simulator finds twins by name alone, so each module brings its own, or none.
 #[test]
 fn declarations_may_have_kernels_of_the_same_names() {
     let gpu = gpu();
     let module = gpu.compile(&FIRST).unwrap();
-    assert_eq!([answer(&gpu, &Second), answer(&gpu, &FIRST), answer(&gpu, &Second)], [2, 1, 2]);
+    let answers = [&Second, &FIRST, &THIRD, &Second].map(|source| answer(&gpu, source));
+    assert_eq!(answers, [2, 1, 3, 2]);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
     let function = module.function("answer").unwrap();
     // SAFETY: the argument is that of the kernel, which writes the only element.
@@ -391,12 +364,36 @@ fn a_text_without_its_twin_is_refused() {
             "{refused}"
         );
     }
-    // A text that was created at run time has no twins.
-    let text = String::from("extern \"C\" __global__ void late() {}");
-    let late = gpu.compile(&KernelSource::cuda("late", &text)).unwrap();
-    assert!(matches!(late.function("late"), Err(ArrayError::NoTwin { name }) if name == "late"));
-    assert!(matches!(late.function("later"), Err(ArrayError::NoSuchKernel { .. })));
     assert!(matches!(gpu.compile(&KernelSource::ptx("zero", "a\0b")), Err(ArrayError::ZeroByte { .. })));
+}
+
+kernels! {
+    static PARTLY = cuda r#"
+        extern "C" __global__ void answer(unsigned *y) { *y = 1; }
+        extern "C" __global__ void no_twin() {}"#;
+    fn answer(launch; y: u64) {
+        launch.write::<u32>(y, 1)?[0].set(4);
+    }
+}
+
+/// With the compiler it runs; without, the errors say what to do.
+#[test]
+fn cuda_text_needs_a_compiler_or_twins() {
+    let gpu = gpu();
+    assert_eq!(answer(&gpu, &PARTLY), 4, "the twin runs in any case");
+    let text = String::from("extern \"C\" __global__ void late() {}");
+    let late = gpu.compile(&KernelSource::cuda("late", &text)).and_then(|module| module.function("late"));
+    let partly = gpu.compile(&PARTLY).unwrap();
+    let no_twin = partly.function("no_twin");
+    assert!(matches!(partly.function("later"), Err(ArrayError::NoSuchKernel { .. })));
+    let Err(late) = late else { return drop(no_twin.unwrap()) };
+    assert!(matches!(&late, ArrayError::NoCompiler { .. }), "{late}");
+    let no_twin = no_twin.unwrap_err();
+    assert!(matches!(&no_twin, ArrayError::NoTwin { name } if name == "no_twin"), "{no_twin}");
+    for error in [late, no_twin] {
+        let text = error.to_string();
+        assert!(["`nvrtc`", "nvcc -ptx", "kernels!"].iter().all(|part| text.contains(part)), "{text}");
+    }
 }
 
 static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
@@ -405,11 +402,11 @@ static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
     Ok(())
 })];
 
-/// Such kernels need registered twins on the simulator, and instructions.
+/// Such kernels need instructions.
 #[test]
 fn a_text_without_a_declaration_uses_registered_twins() {
     let gpu = gpu();
-    gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
+    Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
     let refused =
         gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap().function("answer").unwrap_err();
@@ -428,7 +425,7 @@ fn a_module_that_a_drop_could_not_unload_goes_later() {
         ["cuModuleUnload#1=fail:UNKNOWN", "cuCtxSynchronize#1=fail:UNKNOWN", "cuModuleUnload#9=fail:2"]
     {
         let gpu = gpu_with(SimConfig::new().rule(rule.parse().unwrap()));
-        let module_count = || gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().module_count;
+        let module_count = || Sim::of(gpu.device().driver()).unwrap().report().module_count;
         let before_count = module_count();
         let module = gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap();
         assert_eq!(module_count(), before_count + 1);
@@ -459,5 +456,139 @@ fn an_access_out_of_bounds_names_the_kernel() {
     unsafe { launch.enqueue(&gpu).unwrap() };
     for lost in [y.to_vec().unwrap_err(), gpu.synchronize().unwrap_err()] {
         assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == "axpy"), "{lost}");
+    }
+}
+
+/// Launches a kernel on arrays of 64 elements, and returns the only fault.
+fn fault(
+    gpu: &Gpu,
+    name: &str,
+    pass: impl for<'a> FnOnce(Launch<'a>, &'a mut GpuArray<f32, Ix1>, &'a GpuArray<f32, Ix1>) -> Launch<'a>,
+) -> String {
+    let function = function(gpu, name).unwrap();
+    // What lies beside them in a pool belongs to others.
+    let mut arrays = [(); 5].map(|()| GpuArray::from_elem(gpu, 64, 1.0_f32).unwrap());
+    let [_, y, _, x, _] = &mut arrays;
+    let launch = pass(function.launch(LaunchShape::for_len(64)), y, x);
+    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    unsafe { launch.enqueue(gpu).unwrap() };
+    let lost = gpu.synchronize().unwrap_err();
+    assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == name), "{lost}");
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    let [Finding::Fault { kind: FaultKind::Undeclared | FaultKind::OutOfBounds, text, .. }] = &findings[..]
+    else {
+        panic!("{findings:?}")
+    };
+    text.clone()
+}
+
+/// Where arrays are allocations of their own, the finding names the allocation. Otherwise the pool has other arrays there, and the finding
+/// names the parameter.
+#[test]
+fn a_kernel_that_leaves_its_arrays_is_found_on_every_backend() {
+    let is_built = |backend: &BackendKind| match backend {
+        BackendKind::Caching => cfg!(feature = "backend-caching"),
+        BackendKind::Native => cfg!(feature = "backend-native"),
+        _ => true,
+    };
+    for backend in
+        [BackendKind::Caching, BackendKind::Native, BackendKind::None].iter().filter(|b| is_built(b))
+    {
+        let gpu = || {
+            let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+            Gpu::new(&Pool::builder(&device).backend(*backend).build().unwrap()).unwrap()
+        };
+        let past =
+            fault(&gpu(), "axpy", |launch, y, x| launch.write(y).scalar(1.0_f32).read(x).scalar(65_u64));
+        assert!(past.starts_with("kernel `axpy` failed at line "), "{past}");
+        assert!(past.contains("thread (64, 0, 0): it reads 4 bytes"), "{backend}: {past}");
+        let ends_with = |end: &str| *backend != BackendKind::Caching || past.ends_with(end);
+        assert!(ends_with(", 4 bytes past the end of parameter 2, which has 256 bytes"), "{past}");
+        let past = fault(&gpu(), "ramp", |launch, y, _| launch.write(y).scalar(65_u64));
+        assert!(past.contains("thread (64, 0, 0): it writes 4 bytes"), "{backend}: {past}");
+        let ends_with = |end: &str| *backend != BackendKind::Caching || past.ends_with(end);
+        assert!(ends_with(", 4 bytes past the end of parameter 0, which has 256 bytes"), "{past}");
+        let read = fault(&gpu(), "ramp", |launch, _, x| launch.read(x).scalar(64_u64));
+        assert!(read.contains(": it writes 4 bytes at 0x"), "{backend}: {read}");
+        assert!(read.ends_with(", which the launch declares as read only: parameter 0"), "{read}");
+    }
+}
+
+/// The declared bytes of a view end with its last element.
+#[test]
+fn a_kernel_stays_within_its_views() {
+    let gpu = gpu();
+    let ramp = function(&gpu, "ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    let mut half = y.slice_mut(s![16..48]).unwrap();
+    for n in [32_u64, 33] {
+        // SAFETY: the first launch stays within the view; the second breaks its promise on purpose, on a simulated device.
+        unsafe { ramp.launch(LaunchShape::for_len(33)).write(&mut half).scalar(n).enqueue(&gpu).unwrap() };
+        assert_eq!(gpu.synchronize().is_ok(), n == 32);
+    }
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    assert!(matches!(findings[..], [Finding::Fault { kind: FaultKind::Undeclared, .. }]), "{findings:?}");
+}
+
+kernels! {
+    static LYING = cuda r#"extern "C" __global__ void ramp(float *y, unsigned long long n) { y[threadIdx.x] = n; }"#;
+    fn ramp(launch; y: u64, n: u64) {
+        launch.write::<f32>(y, n as usize)?;
+    }
+}
+
+/// A twin requests its memory, which is compared with the launch in the same way.
+#[test]
+fn a_twin_that_leaves_its_arrays_is_found() {
+    let gpu = gpu();
+    let ramp = gpu.compile(&LYING).unwrap().function("ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    for n in [64_u64, 65] {
+        // SAFETY: the first launch stays within the array; the second breaks its promise on purpose, on a simulated device.
+        unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(n).enqueue(&gpu).unwrap() };
+        assert_eq!(gpu.synchronize().is_ok(), n == 64);
+    }
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    let [Finding::Fault { kind: FaultKind::Undeclared, text, .. }] = &findings[..] else {
+        panic!("{findings:?}")
+    };
+    assert!(text.contains("4 bytes past the end of parameter 0, which has 256 bytes"), "{text}");
+}
+
+/// A graph has the declarations of its launches.
+#[test]
+fn a_captured_kernel_that_leaves_its_arrays_is_found() {
+    let gpu = gpu();
+    let ramp = function(&gpu, "ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    for n in [64_u64, 65] {
+        let launch = |c: &Gpu, y: &mut GpuArray<f32, Ix1>| {
+            let launch = ramp.launch(LaunchShape::for_len(65)).write(y).scalar(n);
+            // SAFETY: the first launch stays within the array; the second breaks its promise on purpose, on a simulated device.
+            unsafe { launch.enqueue(c) }
+        };
+        let (mut graph, ()) = gpu.capture(|c| launch(c, &mut y)).unwrap();
+        graph.launch(&gpu).write(&mut y).run().unwrap();
+        assert_eq!(gpu.synchronize().is_ok(), n == 64);
+    }
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    assert!(matches!(findings[..], [Finding::Fault { kind: FaultKind::Undeclared, .. }]), "{findings:?}");
+}
+
+#[test]
+fn a_kernel_uses_the_variables_of_its_module() {
+    let gpu = gpu();
+    let counted = function(&gpu, "counted").unwrap();
+    let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
+    for count in 0..3 {
+        // SAFETY: the argument is that of the kernel, which writes the only element.
+        unsafe {
+            counted
+                .launch(LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 })
+                .write(&mut y)
+                .enqueue(&gpu)
+                .unwrap()
+        };
+        assert_eq!(y.to_vec().unwrap(), [count]);
     }
 }

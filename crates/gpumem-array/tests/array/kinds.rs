@@ -138,7 +138,6 @@ proptest! {
 fn invalid_values_do_not_reach_a_slice() {
     let gpu = gpu();
     let mut flags = GpuArray::from_slice(&gpu.unified(), &[true; 8]).unwrap();
-    gpumem_sim::Sim::of(gpu.device().driver()).unwrap().register(&TWINS);
     let poke = gpu.compile(&KernelSource::ptx("poke", POKE)).unwrap().function("poke").unwrap();
     let launch = poke.launch(LaunchShape::for_len(1)).write(&mut flags);
     // SAFETY: this deliberately violates the rule about valid values: only the checks below read them.
@@ -162,12 +161,6 @@ const POKE: &str = "
         st.global.u8 [%to+5], %value;
         ret;
     }";
-
-static TWINS: [gpumem_sim::Kernel; 1] = [gpumem_sim::Kernel::new("poke", |launch| {
-    let bytes = launch.arg::<u64>()?;
-    launch.write::<u8>(bytes + 5, 1)?[0].set(2);
-    Ok(())
-})];
 
 #[test]
 fn results_are_in_device_memory_and_owners_of_other_kinds_are_kept() {

@@ -4,7 +4,6 @@ use crate::fixture::{Fixture, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::sys::{DriverError, Table};
 use gpumem_pool::{BackendKind, DeviceError, Event, PoolError, Stream, Unsupported};
-use gpumem_sim::Kernel;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -346,9 +345,8 @@ fn copies_and_fills_report_a_dead_context() {
 
 /// Queues a kernel that reads outside of any allocation.
 fn queue_a_fault(fixture: &Fixture, stream: &Stream) {
-    static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];
-    gpumem_sim::Sim::of(&fixture.driver).unwrap().register(KERNELS);
-    let ptx = c".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry astray()\n{ ret; }\n";
+    let ptx = c".version 8.0 .target sm_70 .address_size 64
+        .visible .entry astray() { .reg .b16 %byte; ld.global.u8 %byte, [8]; ret; }";
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let none = std::ptr::null_mut::<std::ffi::c_void>();
     let _bound = fixture.device.bind().unwrap();

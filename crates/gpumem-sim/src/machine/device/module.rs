@@ -2,6 +2,7 @@
 
 use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_PERMITTED, NOT_SUPPORTED};
 use crate::base::handle::Handle;
+use crate::device::declared::Declared;
 use crate::device::image::{COMPUTE_CAPABILITY, ImageError, cannot_run};
 use crate::device::launch::QueuedLaunch;
 use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape, kept_name};
@@ -156,7 +157,8 @@ impl Machine {
             return Err(INVALID_HANDLE);
         }
         shape.check(function.body.entry(), function.shared_bytes_max)?;
-        let launch = QueuedLaunch { function: handle, body: function.body.clone(), parameters, shape };
+        let (body, declared) = (function.body.clone(), Declared::of_launch());
+        let launch = QueuedLaunch { function: handle, body, parameters, shape, declared };
         self.enqueue(stream, Operation::Launch(Box::new(launch)));
         Ok(())
     }
