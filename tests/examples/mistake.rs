@@ -1,6 +1,8 @@
 //! Launches one kernel with a planted mistake on the vendor's driver, for NVIDIA's compute-sanitizer to find: `mistake NAME wrong|right`.
 //! Without arguments it lists the names.
 
+#![allow(clippy::print_stdout, reason = "a program that prints its result")]
+
 use gpumem_tests::driver::raw::Raw;
 use gpumem_tests::fixtures::mistakes::PLANTED;
 use gpumem_tests::sys::Driver;

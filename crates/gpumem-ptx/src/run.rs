@@ -115,12 +115,13 @@ pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemo
         reads: Ranges::new(),
         writes: Ranges::new(),
     };
-    let mistake = run.blocks().err();
+    let mistake = run.blocks();
     run.outcome(mistake)
 }
 
 impl Run<'_> {
-    fn blocks(&mut self) -> Result<(), KernelMistake> {
+    /// Runs all blocks, up to the first mistake.
+    fn blocks(&mut self) -> Option<KernelMistake> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
         let order = Order::new(total, self.next_random());
         let mut started = 0;
@@ -135,7 +136,7 @@ impl Run<'_> {
                 popped => {
                     waiting.extend(popped);
                     if started == total {
-                        return Ok(());
+                        return None;
                     }
                     started += 1;
                     RunningBlock::new(self, order.at(started - 1), spare.pop())
@@ -148,7 +149,7 @@ impl Run<'_> {
                     let thread = place(thread.into(), self.launch.block);
                     let line = self.program.steps.get(step as usize).map_or(0, |step| step.line);
                     let source_line = self.program.source_line(step);
-                    return Err(KernelMistake { line, source_line, block: block.place, thread, mistake });
+                    return Some(KernelMistake { line, source_line, block: block.place, thread, mistake });
                 }
             }
         }

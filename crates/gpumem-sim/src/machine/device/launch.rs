@@ -15,6 +15,7 @@ use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind, KernelP
 use core::ops::Range;
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl Machine {
@@ -95,8 +96,8 @@ impl Machine {
             place: None,
         })?;
         let refused = memory.into_refused();
-        // As a device does: to the output of the program, when the kernel has run.
-        print!("{}", outcome.printed);
+        // As a device does: to the output of the program, when the kernel has run. Output that cannot be written is lost.
+        let _ = std::io::stdout().write_all(outcome.printed.as_bytes());
         self.note_hazards(queued.body.name, outcome.hazards);
         self.note_ranges(queued.body.name, &outcome.touched);
         let Some(mistake) = outcome.mistake else { return Ok(()) };
