@@ -4,15 +4,17 @@ use crate::array::{AsView, AsViewMut, GpuArray, GpuView, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
+use crate::kernel::library::DeclaredBytes;
 use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
 use crate::kind::Kind;
 use crate::layout::ElementOrder;
-use crate::storage::{ArrayStorage, Use, order_all, prefetch, queue_inlined};
+use crate::storage::{Access, ArrayStorage, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ops::Range;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::text::{Shown, debug_fields};
 use gpumem_pool::sys::types::CUstream;
@@ -241,7 +243,7 @@ impl Filled<'_> {
         let parameters = self.buffer.parameters(self.counts.arguments, &mut parameters);
         let LaunchShape { grid, block, shared_bytes } = self.buffer.shape;
         let function = self.launch.function;
-        let declared = || self.uses.iter().map(|one| one.declared()).collect();
+        let declared = || self.uses.iter().map(declared).collect();
         let queued = library::declaring(function.device().driver(), declared, || {
             // SAFETY: the parameters point into the buffer, which outlives the call; the rest is the caller's promise.
             unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
@@ -335,6 +337,11 @@ impl<'a> OwnLaunch<'a> {
             }
         })
     }
+}
+
+fn declared(one: &Use<'_>) -> DeclaredBytes {
+    let (Range { start, end }, address) = (one.range(), one.storage().address());
+    DeclaredBytes { bytes: address + start..address + end, is_write: one.access() == Access::Write }
 }
 
 /// The name of a launch in errors.

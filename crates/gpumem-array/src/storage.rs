@@ -37,7 +37,6 @@ use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
 pub(crate) use crate::gpu::recording::Access;
 use crate::gpu::recording::{self, CaptureRecording, RecordedUse, ViewName};
-use crate::kernel::library::DeclaredBytes;
 use crate::layout::ByteSpan;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -203,12 +202,6 @@ impl<'a> Use<'a> {
     /// The bytes, with the real end of the storage.
     pub(crate) fn range(self) -> Range<u64> {
         self.bytes.start..self.bytes.end.min(self.storage.size_bytes)
-    }
-
-    /// The addresses, for the simulator's check of a kernel.
-    pub(crate) fn declared(self) -> DeclaredBytes {
-        let (Range { start, end }, address) = (self.range(), self.storage.address);
-        DeclaredBytes { bytes: address + start..address + end, is_write: self.access == Access::Write }
     }
 
     /// Makes the stream of `gpu` wait for the uses that this one conflicts with. Call it before the work is queued ([`queue`]),
