@@ -521,6 +521,9 @@ impl Gpu {
     /// CUDA text requires the feature `nvrtc` and the vendor's library of that name, which needs no GPU. It is compiled once per process,
     /// architecture and set of options, which takes a tenth of a second or more. Each call loads a new module, so keep the result.
     ///
+    /// On the simulator, a launch is compared with what its kernel accesses: the kernel fails at the first access outside of the arrays
+    /// that were passed, and at a write to an array that was passed to be read ([`Launch`](crate::Launch)).
+    ///
     /// # Errors
     ///
     /// - [`ArrayError::KernelMismatch`] if a declared kernel is not in the text, has other parameters there, or is empty.

@@ -4,15 +4,17 @@ use crate::array::{AsView, AsViewMut, GpuArray, GpuView, UninitArray};
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
+use crate::kernel::library::DeclaredBytes;
 use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
 use crate::kind::Kind;
 use crate::layout::ElementOrder;
-use crate::storage::{ArrayStorage, Use, order_all, prefetch, queue_inlined};
+use crate::storage::{Access, ArrayStorage, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ops::Range;
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::text::{Shown, debug_fields};
 use gpumem_pool::sys::types::CUstream;
@@ -75,6 +77,10 @@ impl LaunchShape {
 
 /// The builder of a launch. Add arguments in the order of the kernel's parameters, then call [`Launch::enqueue`].
 /// [`kernels!`](crate::kernels) has an example.
+///
+/// With the feature `sim`, the simulator compares each access of the kernel with the arrays of the launch: from the first byte of a view to
+/// its last. An access outside of them, and a write to an array that was passed by [`Launch::read`], ends the kernel and is a finding with
+/// the line of the PTX, the block, the thread and the parameter.
 #[must_use = "nothing runs until `enqueue`"]
 pub struct Launch<'a> {
     function: &'a Function,
@@ -237,8 +243,11 @@ impl Filled<'_> {
         let parameters = self.buffer.parameters(self.counts.arguments, &mut parameters);
         let LaunchShape { grid, block, shared_bytes } = self.buffer.shape;
         let function = self.launch.function;
-        // SAFETY: the parameters point into the buffer, which outlives the call; the rest is the caller's promise.
-        let queued = unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) };
+        let declared = || self.uses.iter().map(declared).collect();
+        let queued = library::declaring(function.device().driver(), declared, || {
+            // SAFETY: the parameters point into the buffer, which outlives the call; the rest is the caller's promise.
+            unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
+        });
         queued.map_err(PoolError::from)
     }
 }
@@ -248,7 +257,7 @@ impl Filled<'_> {
 /// It is safe, and operations state no reasons of their own, because all kernels of the table keep one contract: number and sizes of the
 /// arguments are compared with the row, all arrays are shared with the device, ordered, and alive until the work has run, and a kernel
 /// accesses only elements that its counts and steps describe. Operations take these from the layouts of the arrays. The simulator
-/// refuses an access that exceeds an allocation, in every test.
+/// compares each access with the bytes of the arrays, in every test.
 #[must_use = "nothing runs until `queue`"]
 pub(crate) struct OwnLaunch<'a> {
     gpu: &'a Gpu,
@@ -328,6 +337,11 @@ impl<'a> OwnLaunch<'a> {
             }
         })
     }
+}
+
+fn declared(one: &Use<'_>) -> DeclaredBytes {
+    let (Range { start, end }, address) = (one.range(), one.storage().address());
+    DeclaredBytes { bytes: address + start..address + end, is_write: one.access() == Access::Write }
 }
 
 /// The name of a launch in errors.

@@ -33,9 +33,9 @@
 //!
 //! # Features
 //!
-//! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) adds the kernels of this
-//! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail on the simulator
-//! with [`ArrayError::NoSuchKernel`]. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
+//! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) is for the simulator of
+//! `gpumem-sim`: [`Gpu::open`] starts it for `GPUMEM_DRIVER=sim`, kernels are stopped if they leave the arrays of their launch, and twins
+//! ([`kernels!`]) run in place of their kernels. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
 //! installed. `cudarc` (not default) passes arrays to cudarc's functions, and uses its slices as arrays ([`cudarc`]). `dlpack` (not
 //! default) exchanges arrays with other libraries as DLPack tensors ([`dlpack`]). `half` and `complex` (not default) allow elements of the
 //! crates `half` and `num-complex`: `f16`, `bf16`, `Complex<f32>`, `Complex<f64>`.

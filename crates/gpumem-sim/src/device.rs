@@ -5,6 +5,8 @@
 
 pub(crate) mod context;
 #[allow(unsafe_code)]
+pub(crate) mod declared;
+#[allow(unsafe_code)]
 pub(crate) mod launch;
 pub(crate) mod module;
 pub(crate) mod settings;

@@ -89,6 +89,8 @@ pub use crate::config::environment::VARIABLES;
 pub use crate::config::error::SimError;
 pub use crate::config::rules::{Effect, Rule, RuleError};
 pub use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+#[doc(hidden)]
+pub use crate::device::declared::DeclaredRange;
 pub use crate::device::launch::{Kernel, KernelFault, Launch};
 pub use crate::report::finding::{Access, AccessKind, FaultKind, Finding, Misuse, Origin};
 pub use crate::report::origins::CallStack;

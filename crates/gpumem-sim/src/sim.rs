@@ -6,6 +6,7 @@ pub(crate) mod driver;
 use crate::config::choices::Choice;
 use crate::config::error::SimError;
 use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+use crate::device::declared::{DeclaredRange, declaring};
 use crate::device::launch::Kernel;
 use crate::entry::slot::{self, Shared};
 use crate::entry::{TABLES, rule_names};
@@ -63,6 +64,14 @@ impl Sim {
             }
         });
         found
+    }
+
+    /// Calls `launch`. Kernels that this thread launches in it, on any simulator, fail if they access other bytes than `declares` lists, or
+    /// write those that are only read. `declares` is called during the launch, and calls no driver.
+    #[doc(hidden)]
+    #[inline]
+    pub fn declaring<R>(declares: &dyn Fn() -> Vec<DeclaredRange>, launch: impl FnOnce() -> R) -> R {
+        declaring(declares, launch)
     }
 
     /// The seed that decides the order of queued work.

@@ -98,6 +98,7 @@ impl Driver {
 
     /// The kind of driver that fills the table.
     #[must_use]
+    #[inline]
     pub fn kind(&self) -> DriverKind {
         self.0.kind
     }

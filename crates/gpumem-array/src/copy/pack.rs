@@ -382,6 +382,7 @@ fn upload_small(
         let shape = ([parts.len().min(BLOCKS_MAX) as u32, 1, 1], [THREADS, 1, 1], 0);
         let touched = parts.iter().filter_map(|part| part.touched());
         queue(gpu, touched.chain([Touched::Other(buffer.memory())]), |stream| {
+            // The simulator does not compare its accesses with the arrays: thousands of them would be searched for each.
             // SAFETY: the parameters are those of the kernel. The buffer has a table of that many parts with their bytes; the arrays are
             // as large, alive, and the stream has been ordered to write them. The buffer is used again only when its event is
             // complete, and freed in stream order.

@@ -7,8 +7,9 @@ use crate::error::ArrayError;
 use crate::kernel::table::{KERNEL_COUNT, Kernel, Only, ROWS, Unit, index};
 use crate::kernel::{Function, Module};
 use core::ffi::c_void;
-use gpumem_pool::sys::DriverError;
+use core::ops::Range;
 use gpumem_pool::sys::types::CUstream;
+use gpumem_pool::sys::{Driver, DriverError};
 use gpumem_pool::{Device, not_forked};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -69,6 +70,31 @@ impl Library {
 /// The address of a kernel's parameter, as the driver takes it.
 pub(crate) fn parameter<T>(value: &T) -> *mut c_void {
     core::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Calls `launch`, which queues a kernel. The simulator stops the kernel if it accesses other bytes than these, or writes those that are not
+/// declared as written.
+#[inline(always)]
+pub(crate) fn declaring<R>(
+    driver: &Driver,
+    declared: impl Fn() -> Vec<DeclaredBytes>,
+    launch: impl FnOnce() -> R,
+) -> R {
+    #[cfg(feature = "sim")]
+    if driver.kind() == gpumem_pool::sys::DriverKind::Sim {
+        let range = |DeclaredBytes { bytes, is_write }| gpumem_sim::DeclaredRange { bytes, is_write };
+        return gpumem_sim::Sim::declaring(&|| declared().into_iter().map(range).collect(), launch);
+    }
+    let _ = (driver, declared);
+    launch()
+}
+
+/// Bytes that a kernel uses.
+#[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "the simulator reads them"))]
+pub(crate) struct DeclaredBytes {
+    /// The addresses.
+    pub(crate) bytes: Range<u64>,
+    pub(crate) is_write: bool,
 }
 
 /// Queues a kernel on a stream, inside [`queue`](crate::storage::queue).

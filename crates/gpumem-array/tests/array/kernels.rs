@@ -1,13 +1,15 @@
 //! Launches of the user's kernels, and their errors.
 
 use crate::support::{gpu, gpu_with};
-use gpumem_array::ndarray::s;
+use gpumem_array::ndarray::{Ix1, s};
 use gpumem_array::pool::sys::types::CUresult;
-use gpumem_array::pool::{Capture, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError};
+use gpumem_array::pool::{
+    BackendKind, Capture, CaptureMode, Device, DeviceError, Pool, PoolError, Stream, StreamError,
+};
 use gpumem_array::{
     ArrayError, Function, Gpu, GpuArray, KernelSource, Launch, LaunchShape, UnifiedArray, kernels,
 };
-use gpumem_sim::{Effect, Kernel, Rule, Sim, SimConfig};
+use gpumem_sim::{Effect, FaultKind, Finding, Kernel, Rule, Sim, SimConfig};
 
 kernels! {
     static KERNELS = ptx include_str!("kernels.ptx");
@@ -454,5 +456,139 @@ fn an_access_out_of_bounds_names_the_kernel() {
     unsafe { launch.enqueue(&gpu).unwrap() };
     for lost in [y.to_vec().unwrap_err(), gpu.synchronize().unwrap_err()] {
         assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == "axpy"), "{lost}");
+    }
+}
+
+/// Launches a kernel on arrays of 64 elements, and returns the only fault.
+fn fault(
+    gpu: &Gpu,
+    name: &str,
+    pass: impl for<'a> FnOnce(Launch<'a>, &'a mut GpuArray<f32, Ix1>, &'a GpuArray<f32, Ix1>) -> Launch<'a>,
+) -> String {
+    let function = function(gpu, name).unwrap();
+    // What lies beside them in a pool belongs to others.
+    let mut arrays = [(); 5].map(|()| GpuArray::from_elem(gpu, 64, 1.0_f32).unwrap());
+    let [_, y, _, x, _] = &mut arrays;
+    let launch = pass(function.launch(LaunchShape::for_len(64)), y, x);
+    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    unsafe { launch.enqueue(gpu).unwrap() };
+    let lost = gpu.synchronize().unwrap_err();
+    assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == name), "{lost}");
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    let [Finding::Fault { kind: FaultKind::Undeclared | FaultKind::OutOfBounds, text, .. }] = &findings[..]
+    else {
+        panic!("{findings:?}")
+    };
+    text.clone()
+}
+
+/// Where arrays are allocations of their own, the finding names the allocation. Otherwise the pool has other arrays there, and the finding
+/// names the parameter.
+#[test]
+fn a_kernel_that_leaves_its_arrays_is_found_on_every_backend() {
+    let is_built = |backend: &BackendKind| match backend {
+        BackendKind::Caching => cfg!(feature = "backend-caching"),
+        BackendKind::Native => cfg!(feature = "backend-native"),
+        _ => true,
+    };
+    for backend in
+        [BackendKind::Caching, BackendKind::Native, BackendKind::None].iter().filter(|b| is_built(b))
+    {
+        let gpu = || {
+            let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+            Gpu::new(&Pool::builder(&device).backend(*backend).build().unwrap()).unwrap()
+        };
+        let past =
+            fault(&gpu(), "axpy", |launch, y, x| launch.write(y).scalar(1.0_f32).read(x).scalar(65_u64));
+        assert!(past.starts_with("kernel `axpy` failed at line "), "{past}");
+        assert!(past.contains("thread (64, 0, 0): it reads 4 bytes"), "{backend}: {past}");
+        let ends_with = |end: &str| *backend != BackendKind::Caching || past.ends_with(end);
+        assert!(ends_with(", 4 bytes past the end of parameter 2, which has 256 bytes"), "{past}");
+        let past = fault(&gpu(), "ramp", |launch, y, _| launch.write(y).scalar(65_u64));
+        assert!(past.contains("thread (64, 0, 0): it writes 4 bytes"), "{backend}: {past}");
+        let ends_with = |end: &str| *backend != BackendKind::Caching || past.ends_with(end);
+        assert!(ends_with(", 4 bytes past the end of parameter 0, which has 256 bytes"), "{past}");
+        let read = fault(&gpu(), "ramp", |launch, _, x| launch.read(x).scalar(64_u64));
+        assert!(read.contains(": it writes 4 bytes at 0x"), "{backend}: {read}");
+        assert!(read.ends_with(", which the launch declares as read only: parameter 0"), "{read}");
+    }
+}
+
+/// The declared bytes of a view end with its last element.
+#[test]
+fn a_kernel_stays_within_its_views() {
+    let gpu = gpu();
+    let ramp = function(&gpu, "ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    let mut half = y.slice_mut(s![16..48]).unwrap();
+    for n in [32_u64, 33] {
+        // SAFETY: the first launch stays within the view; the second breaks its promise on purpose, on a simulated device.
+        unsafe { ramp.launch(LaunchShape::for_len(33)).write(&mut half).scalar(n).enqueue(&gpu).unwrap() };
+        assert_eq!(gpu.synchronize().is_ok(), n == 32);
+    }
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    assert!(matches!(findings[..], [Finding::Fault { kind: FaultKind::Undeclared, .. }]), "{findings:?}");
+}
+
+kernels! {
+    static LYING = cuda r#"extern "C" __global__ void ramp(float *y, unsigned long long n) { y[threadIdx.x] = n; }"#;
+    fn ramp(launch; y: u64, n: u64) {
+        launch.write::<f32>(y, n as usize)?;
+    }
+}
+
+/// A twin requests its memory, which is compared with the launch in the same way.
+#[test]
+fn a_twin_that_leaves_its_arrays_is_found() {
+    let gpu = gpu();
+    let ramp = gpu.compile(&LYING).unwrap().function("ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    for n in [64_u64, 65] {
+        // SAFETY: the first launch stays within the array; the second breaks its promise on purpose, on a simulated device.
+        unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(n).enqueue(&gpu).unwrap() };
+        assert_eq!(gpu.synchronize().is_ok(), n == 64);
+    }
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    let [Finding::Fault { kind: FaultKind::Undeclared, text, .. }] = &findings[..] else {
+        panic!("{findings:?}")
+    };
+    assert!(text.contains("4 bytes past the end of parameter 0, which has 256 bytes"), "{text}");
+}
+
+/// A graph has the declarations of its launches.
+#[test]
+fn a_captured_kernel_that_leaves_its_arrays_is_found() {
+    let gpu = gpu();
+    let ramp = function(&gpu, "ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    for n in [64_u64, 65] {
+        let launch = |c: &Gpu, y: &mut GpuArray<f32, Ix1>| {
+            let launch = ramp.launch(LaunchShape::for_len(65)).write(y).scalar(n);
+            // SAFETY: the first launch stays within the array; the second breaks its promise on purpose, on a simulated device.
+            unsafe { launch.enqueue(c) }
+        };
+        let (mut graph, ()) = gpu.capture(|c| launch(c, &mut y)).unwrap();
+        graph.launch(&gpu).write(&mut y).run().unwrap();
+        assert_eq!(gpu.synchronize().is_ok(), n == 64);
+    }
+    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
+    assert!(matches!(findings[..], [Finding::Fault { kind: FaultKind::Undeclared, .. }]), "{findings:?}");
+}
+
+#[test]
+fn a_kernel_uses_the_variables_of_its_module() {
+    let gpu = gpu();
+    let counted = function(&gpu, "counted").unwrap();
+    let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
+    for count in 0..3 {
+        // SAFETY: the argument is that of the kernel, which writes the only element.
+        unsafe {
+            counted
+                .launch(LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0 })
+                .write(&mut y)
+                .enqueue(&gpu)
+                .unwrap()
+        };
+        assert_eq!(y.to_vec().unwrap(), [count]);
     }
 }

@@ -5,9 +5,10 @@
 //! are checked like everything that touches memory: alive at this moment, whole, aligned, within reach of the device.
 
 use crate::backing::Bytes;
-use crate::base::codes::NOT_PERMITTED;
+use crate::base::codes::{ILLEGAL_ADDRESS, NOT_PERMITTED};
 use crate::base::elements::Elements;
 use crate::base::handle::Handle;
+use crate::device::declared::{Declared, DeclaredPart};
 use crate::device::module::{Body, Shape};
 use crate::report::finding::{FaultKind, Origin};
 use bytemuck::{AnyBitPattern, Pod};
@@ -233,6 +234,42 @@ pub(crate) struct QueuedLaunch {
     /// The parameters, packed by the entry, copied at the call.
     pub(crate) parameters: Box<[u8]>,
     pub(crate) shape: Shape,
+    /// The memory that the kernel may access; `None` if the launch declares none, and is not checked.
+    pub(crate) declared: Option<Declared>,
+}
+
+impl QueuedLaunch {
+    /// The bytes around an access that the launch declares, or those of a variable of the module.
+    fn declared_part(&self, access: &Range<u64>, is_write: bool) -> Result<DeclaredPart, KernelFault> {
+        let Some(declared) = &self.declared else {
+            return Ok(DeclaredPart { bytes: 0..u64::MAX, is_writable: true });
+        };
+        let variable = || {
+            let variables = self.body.text.variables().iter().zip(&*self.body.variables);
+            let mut variables = variables.map(|(variable, start)| *start..start + variable.size_bytes);
+            let bytes = variables.find(|bytes| bytes.start <= access.start && access.end <= bytes.end)?;
+            Some(DeclaredPart { bytes, is_writable: true })
+        };
+        declared.part(access, is_write).or_else(variable).ok_or_else(|| KernelFault {
+            kind: FaultKind::Undeclared,
+            code: ILLEGAL_ADDRESS,
+            text: declared.refusal(access, is_write, |bytes| self.parameter_in(bytes)),
+            allocation: None,
+        })
+    }
+
+    /// The name of the parameter with an address in a range.
+    fn parameter_in(&self, bytes: &Range<u64>) -> String {
+        let is_in = |parameter: &gpumem_ptx::Parameter| {
+            let value = self.parameters.get(parameter.offset_bytes..).and_then(<[u8]>::first_chunk);
+            parameter.size_bytes == 8
+                && value.is_some_and(|value| bytes.contains(&u64::from_le_bytes(*value)))
+        };
+        match self.body.entry().parameters().iter().position(is_in) {
+            Some(index) => format!("parameter {index}"),
+            None => "an array of the launch".into(),
+        }
+    }
 }
 
 impl<'a> Launch<'a> {
@@ -400,6 +437,7 @@ impl<'a> Launch<'a> {
         }
         let (cells, bytes, _) = self.cells(is_write, address, len)?;
         let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        self.queued.declared_part(&(address..address.saturating_add(size_bytes)), is_write)?;
         self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes, layout });
         Ok(cells)
     }
@@ -468,17 +506,25 @@ impl<'l, 'a> TextMemory<'l, 'a> {
 
 impl gpumem_ptx::DeviceMemory for TextMemory<'_, '_> {
     fn region(&self, address: u64, size_bytes: u64, is_write: bool) -> Option<gpumem_ptx::Region<'_>> {
+        let part = self.launch.queued.declared_part(&(address..address.saturating_add(size_bytes)), is_write);
         let (start, around_bytes) = self.launch.memory.around(address, size_bytes);
-        let wide = self.launch.cells::<u8>(is_write, start, around_bytes as usize);
-        let found = match wide {
-            Ok((cells, _, is_writable)) => Ok((start, cells, is_writable)),
-            Err(_) => {
-                let exact = self.launch.cells::<u8>(is_write, address, size_bytes as usize);
-                exact.map(|(cells, _, is_writable)| (address, cells, is_writable))
-            }
+        let wide = part.as_ref().ok().and_then(|part| {
+            let end = (start + around_bytes).min(part.bytes.end);
+            let start = start.max(part.bytes.start);
+            let (cells, _, is_writable) =
+                self.launch.cells::<u8>(is_write, start, (end - start) as usize).ok()?;
+            Some((start, cells, is_writable))
+        });
+        let exact = || {
+            let exact = self.launch.cells::<u8>(is_write, address, size_bytes as usize);
+            exact.map(|(cells, _, is_writable)| (address, cells, is_writable))
         };
+        // If the memory refuses the access, too, that is the reason to report.
+        let found = wide.map_or_else(exact, Ok).and_then(|found| Ok((found, part?)));
         match found {
-            Ok((start, cells, is_writable)) => Some(gpumem_ptx::Region { start, cells, is_writable }),
+            Ok(((start, cells, is_writable), part)) => {
+                Some(gpumem_ptx::Region { start, cells, is_writable: is_writable && part.is_writable })
+            }
             Err(fault) => {
                 self.refused.replace(Some(fault));
                 None

@@ -86,6 +86,8 @@ pub enum FaultKind {
     WrongDevice,
     /// The work wrote host memory that was registered for reading only.
     ReadOnly,
+    /// A kernel accessed memory that its launch does not declare, or wrote memory that the launch declares as read only.
+    Undeclared,
     /// A kernel stopped by itself, misread its parameters or panicked.
     Kernel,
     /// An injected fault lost the device.
@@ -241,6 +243,7 @@ impl FaultKind {
             Self::NoAllocation => "use of an unallocated address",
             Self::WrongDevice => "use of another device's memory",
             Self::ReadOnly => "write to read-only memory",
+            Self::Undeclared => "access that the launch does not declare",
             Self::Kernel => "kernel failure",
             Self::DeviceLost => "lost device",
             Self::Host => "out of host memory",

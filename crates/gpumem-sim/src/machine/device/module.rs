@@ -2,6 +2,7 @@
 
 use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::base::handle::Handle;
+use crate::device::declared::Declared;
 use crate::device::launch::QueuedLaunch;
 use crate::device::module::{
     Body, COMPUTE_CAPABILITY, Function, Module, REGISTERS_PER_THREAD, Shape, kept_name, parse,
@@ -126,7 +127,8 @@ impl Machine {
             return Err(INVALID_HANDLE);
         }
         shape.check(function.body.entry(), function.shared_bytes_max)?;
-        let launch = QueuedLaunch { function: handle, body: function.body.clone(), parameters, shape };
+        let (body, declared) = (function.body.clone(), Declared::of_launch());
+        let launch = QueuedLaunch { function: handle, body, parameters, shape, declared };
         self.enqueue(stream, Operation::Launch(Box::new(launch)));
         Ok(())
     }
