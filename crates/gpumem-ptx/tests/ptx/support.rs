@@ -70,7 +70,7 @@ pub(crate) fn launch(parameters: &[u8], grid: u32, block: u32) -> Launch<'_> {
 }
 
 /// Runs a kernel with lines in its body on `len` zeros, and gives what it left there.
-pub(crate) fn run(lines: &str, block: u32, len: usize) -> Result<Vec<u32>, KernelMistake> {
+pub(crate) fn run(lines: &str, block: u32, len: usize) -> Result<Vec<u32>, Box<KernelMistake>> {
     let (memory, address, outcome) = run_touching(&kernel(lines), block, len);
     outcome.map(|_| memory.words(address))
 }
@@ -79,7 +79,7 @@ pub(crate) fn run_touching(
     text: &str,
     block: u32,
     len: usize,
-) -> (Memory, u64, Result<Touched, KernelMistake>) {
+) -> (Memory, u64, Result<Touched, Box<KernelMistake>>) {
     let module = module(text);
     let entry = module.entry("k").unwrap();
     assert_eq!(entry.unsupported(), None, "{text}");
@@ -87,5 +87,5 @@ pub(crate) fn run_touching(
     let address = memory.alloc(&vec![0; len]);
     let Outcome { touched, mistake, .. } =
         entry.run(launch(&address.to_le_bytes(), 1, block), &memory).unwrap();
-    (memory, address, mistake.map_or(Ok(touched), Err))
+    (memory, address, mistake.map_or(Ok(touched), |mistake| Err(Box::new(mistake))))
 }
