@@ -111,6 +111,18 @@ fn on_host(module: &Module, name: &str, input: &[u32]) -> Vec<u32> {
     bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
+/// Nothing in them is wrong, constants of their module included.
+#[test]
+fn the_simulator_finds_nothing_in_them() {
+    let config = gpumem_sim::SimConfig::new().kernel_races(true).uninitialised(true);
+    let driver = gpumem_sim::driver(config).unwrap();
+    let module = Module::parse(PTX).unwrap();
+    let names: Vec<&str> = module.entries().iter().map(|entry| entry.name()).collect();
+    on_driver(&Raw::new(&driver).unwrap(), &names, &input());
+    let found = gpumem_sim::Sim::of(&driver).unwrap().take_findings();
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 cases! {
     fn a_hundred_kernels(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();

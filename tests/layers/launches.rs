@@ -96,7 +96,7 @@ cases! {
         let ArrayError::ArgumentSize { kernel, index: 1, parameter, expected_bytes: 4, found_bytes: 8 } = &refused else {
             panic!("{refused}")
         };
-        assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "a"));
+        assert_eq!((kernel.as_str(), parameter.as_str()), ("axpy", "axpy_param_1"));
         // SAFETY: this launch is refused too.
         let refused = unsafe { axpy.launch(shape).write(&mut y).scalar(2.0_f32).enqueue(&gpu) }.unwrap_err();
         assert!(matches!(refused, ArrayError::ArgumentCount { expected: 4, found: 2, .. }), "{refused}");

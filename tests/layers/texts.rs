@@ -4,7 +4,9 @@
 #![deny(unsafe_code)]
 
 use core::fmt::{Debug, Display};
-use gpumem_sim::{AccessKind, FaultKind, Finding, KernelFault, Rule, RuleError, SimConfig, SimError};
+use gpumem_sim::{
+    AccessKind, FaultKind, Finding, KernelFault, KernelPlace, Rule, RuleError, SimConfig, SimError,
+};
 use gpumem_tests::adapt::{AdaptError, Checkpoint, CheckpointError, Destination, Part, save};
 use gpumem_tests::array::{ArrayError, Gpu, GraphError, KernelSource, LaunchShape, Rejected};
 use gpumem_tests::pool::adaptor::{
@@ -385,6 +387,7 @@ fn of_options(text: &str, texts: &mut Texts) {
         place: None,
     };
     texts.add(&fault);
+    texts.add(&KernelPlace { kernel: shared, line: 3, source_line: Some(text.into()) });
     texts.add(&Finding::Module { call: "cuModuleLoadData", code: CUresult(218), text: text.into() });
     let mut process = ProcessUsage::default();
     (process.name, process.id) = (Some(text.into()), Some(7));

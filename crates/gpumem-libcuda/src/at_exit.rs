@@ -24,18 +24,20 @@ extern "C" fn at_exit() {
     let found: Vec<&Finding> = report.findings.iter().filter(|finding| is_worth_printing(finding)).collect();
     let refused: Vec<&Finding> =
         report.findings.iter().filter(|finding| matches!(finding, Finding::Module { .. })).collect();
-    if !refused.is_empty() {
-        print(&listed("gpumem's simulator does not run all modules of this program:\n", &refused));
-    }
-    if found.is_empty() {
-        return;
-    }
     let form = env::read(gpumem_sim::VARIABLES, "GPUMEM_SIM_FINDINGS");
-    print(&match form.ok().flatten().as_deref().map(str::trim) {
-        Some("json") => found.iter().map(|finding| json(finding)).collect(),
-        Some("github") => found.iter().map(|finding| annotation(finding)).collect(),
-        _ => text(&report, &found),
-    });
+    let all = refused.iter().chain(&found);
+    match form.ok().flatten().as_deref().map(str::trim) {
+        Some("json") => print(&all.map(|finding| json(finding)).collect::<String>()),
+        Some("github") => print(&all.map(|finding| annotation(finding)).collect::<String>()),
+        _ => {
+            if !refused.is_empty() {
+                print(&listed("gpumem's simulator does not run all modules of this program:\n", &refused));
+            }
+            if !found.is_empty() {
+                print(&text(&report, &found));
+            }
+        }
+    }
 }
 
 fn text(report: &Report, found: &[&Finding]) -> String {

@@ -132,13 +132,13 @@ const HAZARDS_MAX: usize = 32;
 
 impl Page {
     fn new() -> Self {
-        Self {
-            slots: vec![Slot::default(); (PAGE_BYTES / WORD_BYTES) as usize],
-            written: [0; PAGE_BYTES as usize / 64],
-        }
+        Self { slots: Vec::new(), written: [0; PAGE_BYTES as usize / 64] }
     }
 
     fn slots_of(&mut self, bytes: Range<u64>) -> &mut [Slot] {
+        if self.slots.is_empty() {
+            self.slots = vec![Slot::default(); (PAGE_BYTES / WORD_BYTES) as usize];
+        }
         let is_words = self.slots.len() < PAGE_BYTES as usize;
         if is_words && (bytes.start | bytes.end) & (WORD_BYTES - 1) != 0 {
             self.slots = (0..PAGE_BYTES).map(|byte| self.slots[(byte / WORD_BYTES) as usize]).collect();
@@ -151,8 +151,8 @@ impl Page {
         bytes.for_each(|byte| self.written[byte as usize / 64] |= 1 << (byte % 64));
     }
 
-    fn is_written(&self, mut bytes: Range<u64>) -> bool {
-        bytes.all(|byte| self.written[byte as usize / 64] >> (byte % 64) & 1 == 1)
+    fn is_written(&self, byte: u64) -> bool {
+        self.written[byte as usize / 64] >> (byte % 64) & 1 == 1
     }
 }
 
@@ -168,10 +168,22 @@ impl Shadow {
         }
     }
 
-    fn is_written(&mut self, address: u64, size_bytes: u64) -> bool {
-        let mut is_written = true;
-        self.pages(address, size_bytes, |page, bytes| is_written &= page.is_written(bytes));
-        is_written
+    /// The bytes that the launch has not written, as ranges.
+    fn unwritten(&mut self, address: u64, size_bytes: u64) -> Vec<Range<u64>> {
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let mut at = address;
+        self.pages(address, size_bytes, |page, bytes| {
+            for byte in bytes {
+                if !page.is_written(byte) {
+                    match found.last_mut() {
+                        Some(last) if last.end == at => last.end += 1,
+                        _ => found.push(at..at + 1),
+                    }
+                }
+                at += 1;
+            }
+        });
+        found
     }
 
     fn set_written(&mut self, address: u64, size_bytes: u64) {
@@ -255,6 +267,8 @@ impl<'r> Checker<'r> {
     /// The block that runs is done.
     pub(crate) fn leave(&mut self) {
         self.blocks.remove(&self.block);
+        let block = self.block;
+        self.released.retain(|(of, _), _| *of != Some(block));
     }
 
     fn state(&mut self) -> Option<&mut BlockState> {
@@ -366,8 +380,10 @@ impl<'r> Checker<'r> {
         let size_bytes = noted.size_bytes;
         let is_read = matches!(noted.touch, Touch::Read | Touch::Atomic);
         let is_unwritten = is_read
-            && !shadow.is_written(address, size_bytes)
-            && !(space == "global" && device.is_written(address, size_bytes));
+            && shadow
+                .unwritten(address, size_bytes)
+                .into_iter()
+                .any(|bytes| space != "global" || !device.is_written(bytes.start, bytes.end - bytes.start));
         // Once reported, and once known, is enough.
         shadow.set_written(address, size_bytes);
         if is_unwritten {

@@ -14,10 +14,12 @@ use crate::names::Names;
 use crate::number::Alu;
 use crate::parse::{double_as, single_as};
 use crate::program::{
-    Access, Constant, FUNCTIONS, Guard, Location, Memory, Op, Order, Program, Routine, Slot, Special, Step,
-    clock_bytes, low_bits,
+    Access, ClockPart, Constant, FUNCTIONS, Guard, Location, Memory, Op, Order, Program, Routine, Slot,
+    Special, Step, low_bits,
 };
-use crate::syntax::{Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type};
+use crate::syntax::{
+    DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -387,9 +389,9 @@ impl<'s, 't> Lower<'s, 't> {
         if let Some(special) = Special::of(name) {
             return Ok(self.special(special));
         }
-        if let Some(bytes) = clock_bytes(name) {
+        if let Some(part) = ClockPart::of(name) {
             let to = self.temporary();
-            self.push(Op::Clock { to, bytes });
+            self.push(Op::Clock { to, part });
             return Ok(Slot::Register(to));
         }
         Err(PtxError::unsupported(self.place, format!("the register `{}`", short(name))))
@@ -434,7 +436,10 @@ impl<'s, 't> Lower<'s, 't> {
                         _ if declared.linkage == Linkage::Extern => {
                             Err(PtxError::undefined(declared.place, name))
                         }
-                        _ => Ok(self.constant(Constant::Global(variable as u32, distance))),
+                        _ => {
+                            self.check_initial(variable)?;
+                            Ok(self.constant(Constant::Global(variable as u32, distance)))
+                        }
                     };
                 }
                 if let Some(function) = self.names.function(unit, name) {
@@ -445,6 +450,20 @@ impl<'s, 't> Lower<'s, 't> {
             }
             _ => Err(self.wrong("this operand is no address")),
         }
+    }
+
+    /// Refuses a variable with the address of a function in its initial contents, which would be zero.
+    fn check_initial(&self, variable: usize) -> Result<()> {
+        let declared = &self.source.variables[variable];
+        for datum in &declared.initial {
+            if let DatumValue::Address(name, _) = &datum.value
+                && self.names.variable(declared.unit, name).is_none()
+            {
+                let what = format!("the address of `{}` in the contents of a variable", short(name));
+                return Err(PtxError::unsupported(declared.place, what));
+            }
+        }
+        Ok(())
     }
 
     fn shared_offset(&mut self, declared: &'s crate::syntax::Variable) -> Result<u64> {
@@ -482,6 +501,12 @@ impl<'s, 't> Lower<'s, 't> {
         instruction.operands.get(index).ok_or_else(|| self.wrong("an operand is missing"))
     }
 
+    /// The number of an access.
+    fn site(&mut self) -> u32 {
+        self.program.sites += 1;
+        self.program.sites - 1
+    }
+
     /// The memory that an operand in brackets names.
     fn access(&mut self, operand: &Operand<'t>, space: Space, element: Type, count: u8) -> Result<Access> {
         let Operand::Address(base, offset_bytes) = operand else {
@@ -514,8 +539,7 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Integer(value) => self.bits(value),
             _ => self.address_value(base)?,
         };
-        let site = self.program.sites;
-        self.program.sites += 1;
+        let site = self.site();
         let bytes = element.bytes() as u8;
         Ok(Access { space: memory, at, offset_bytes, bytes, count, site, order: Order::default() })
     }

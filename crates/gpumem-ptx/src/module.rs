@@ -1,6 +1,6 @@
 //! A module that was parsed and checked, and its kernels.
 
-use crate::error::{LinkError, PtxError, PtxProblem};
+use crate::error::{LinkError, Place, PtxError, PtxProblem};
 use crate::lower::{layout, lower};
 use crate::memory::DeviceMemory;
 use crate::names::Names;
@@ -252,12 +252,17 @@ impl Entry {
     ///
     /// # Errors
     ///
-    /// The instruction of a kernel that is [`Entry::unsupported`], which does nothing.
+    /// The instruction of a kernel that is [`Entry::unsupported`], and a launch of no threads, of more than 1024 in a block, or of more than
+    /// 2^48 blocks. Nothing ran.
     pub fn run(&self, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Result<Outcome, PtxError> {
-        match &self.program {
-            Ok(program) => Ok(run(program, launch, memory)),
-            Err(unsupported) => Err(unsupported.clone()),
+        let program = self.program.as_ref().map_err(Clone::clone)?;
+        let product = |sizes: [u32; 3]| sizes.into_iter().map(u128::from).product::<u128>();
+        let (blocks, threads) = (product(launch.grid), product(launch.block));
+        if !(1..=1 << 48).contains(&blocks) || !(1..=1024).contains(&threads) {
+            let what = format!("a launch of {blocks} blocks of {threads} threads");
+            return Err(PtxError::unsupported(Place::default(), what));
         }
+        Ok(run(program, launch, memory))
     }
 }
 

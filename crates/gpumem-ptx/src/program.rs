@@ -94,6 +94,7 @@ pub(crate) enum Op {
         to: u32,
         format: Slot,
         arguments: Slot,
+        site: u32,
     },
     /// A failed assertion: the addresses of its text, its file and its function, and the line.
     Assert(Box<Assertion>),
@@ -136,7 +137,7 @@ pub(crate) enum Op {
     Matrix(Box<Matrix>),
     Clock {
         to: u32,
-        bytes: u32,
+        part: ClockPart,
     },
 }
 
@@ -183,6 +184,7 @@ pub(crate) struct Assertion {
     pub(crate) file: Slot,
     pub(crate) line: Slot,
     pub(crate) function: Slot,
+    pub(crate) site: u32,
 }
 
 #[derive(Debug)]
@@ -395,12 +397,22 @@ impl Special {
     }
 }
 
-/// The width of a special register that is read by [`Op::Clock`].
-pub(crate) fn clock_bytes(name: &str) -> Option<u32> {
-    match name {
-        "%clock" | "%clock_hi" | "%globaltimer_lo" | "%globaltimer_hi" => Some(4),
-        "%clock64" | "%globaltimer" => Some(8),
-        _ => None,
+/// The part of a clock that a special register has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ClockPart {
+    Low,
+    High,
+    Whole,
+}
+
+impl ClockPart {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        match name {
+            "%clock" | "%globaltimer_lo" => Some(Self::Low),
+            "%clock_hi" | "%globaltimer_hi" => Some(Self::High),
+            "%clock64" | "%globaltimer" => Some(Self::Whole),
+            _ => None,
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::number::{LANES, Lanes};
 use crate::program::{Constant, Program};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
+use core::cell::Cell;
 use core::ops::Range;
 use std::collections::VecDeque;
 
@@ -115,22 +116,30 @@ pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemo
         reads: Ranges::new(),
         writes: Ranges::new(),
     };
-    let mistake = run.blocks();
+    // The memory of a block is large enough that its pages would be new ones for each launch.
+    let mut spare = SPARE.take();
+    spare.iter_mut().for_each(RunningBlock::forget_launch);
+    let mistake = run.blocks(&mut spare);
+    spare.truncate(1);
+    SPARE.set(spare);
     run.outcome(mistake)
 }
 
+// A block whose memory the next launch of this thread uses.
+thread_local!(static SPARE: Cell<Vec<RunningBlock>> = const { Cell::new(Vec::new()) });
+
 impl Run<'_> {
-    /// Runs all blocks, up to the first mistake.
-    fn blocks(&mut self) -> Option<KernelMistake> {
+    /// Runs all blocks, up to the first mistake. Blocks that are done become spare.
+    fn blocks(&mut self, spare: &mut Vec<RunningBlock>) -> Option<KernelMistake> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
         let order = Order::new(total, self.next_random());
         let mut started = 0;
         let mut waiting: VecDeque<RunningBlock> = VecDeque::new();
-        let mut spare = Vec::new();
         loop {
-            // A block that waits for another one, with a loop, makes room for it.
-            let is_new_wanted =
-                waiting.is_empty() || waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(2);
+            // A block that waits for another one, with a loop, makes room for it. Many that run make room more rarely.
+            let one_in = if waiting.len() < RESIDENT { 2 } else { 16 };
+            let is_new_wanted = waiting.is_empty()
+                || waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(one_in);
             let mut block = match waiting.pop_front() {
                 Some(block) if started == total || !is_new_wanted => block,
                 popped => {
@@ -206,8 +215,10 @@ fn greatest_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
-/// The blocks that are started at the same time, if they wait for each other.
-const RESIDENT_MAX: usize = 64;
+/// The blocks that usually run at the same time, if they run for long.
+const RESIDENT: usize = 64;
+/// And those at most, as many as a large device has.
+const RESIDENT_MAX: usize = 132 * 32;
 
 #[cfg(test)]
 mod tests {

@@ -90,6 +90,8 @@ pub(crate) struct Machine {
     pub(crate) stream_number: u32,
     /// The texts of faults of queued work.
     pub(crate) faults: Vec<String>,
+    /// What kernels have printed and the call has not written yet.
+    pub(crate) printed: String,
 }
 
 impl Machine {
@@ -140,6 +142,7 @@ impl Machine {
             work_ns: 0,
             staged_bytes: 0,
             faults: Vec::new(),
+            printed: String::new(),
         }
     }
 

@@ -154,7 +154,8 @@ impl<'s, 't> Lower<'s, 't> {
                     Some(Operand::Register(register)) => *register,
                     _ => self.temporary(),
                 };
-                self.push(Op::Print { to, format, arguments: values });
+                let site = self.site();
+                self.push(Op::Print { to, format, arguments: values, site });
                 if let Some(Operand::Variable(variable, 0)) = results.first() {
                     let access = self.frame_access(*variable, Type::B32)?;
                     self.push(Op::Store { values: [Slot::Register(to)].into(), to: access });
@@ -163,7 +164,8 @@ impl<'s, 't> Lower<'s, 't> {
             "__assertfail" => {
                 let (text, file) = (argument(self, 0, Type::B64)?, argument(self, 1, Type::B64)?);
                 let (line, function) = (argument(self, 2, Type::B32)?, argument(self, 3, Type::B64)?);
-                self.push(Op::Assert(Box::new(Assertion { text, file, line, function })));
+                let site = self.site();
+                self.push(Op::Assert(Box::new(Assertion { text, file, line, function, site })));
             }
             _ => return Ok(false),
         }

@@ -198,8 +198,8 @@ impl<'s, 't> Lower<'s, 't> {
         };
         let is_known = match part {
             Some("a" | "b") => is_load && has_any(shape, element),
-            Some("c") => is_load,
-            Some(_) => !is_load,
+            Some("c") => is_load && is_shape(shape),
+            Some(_) => !is_load && is_shape(shape),
             None => false,
         };
         let factor = matches!(part, Some("a" | "b"));
@@ -302,6 +302,11 @@ fn has_any(shape: Shape, factor: Element) -> bool {
         _ => &[],
     };
     shapes.contains(&shape)
+}
+
+/// True if `wmma` has products of this shape.
+fn is_shape(shape: Shape) -> bool {
+    [Element::F16, Element::Tf32, Element::F64].into_iter().any(|factor| has_any(shape, factor))
 }
 
 /// True if products of this type are summed in these types.

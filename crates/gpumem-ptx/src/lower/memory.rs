@@ -1,7 +1,7 @@
 //! Loads, stores, atomics, copies, and conversions of addresses.
 
 use super::modifiers::Modifiers;
-use super::transaction::ARRIVED;
+use super::transaction::{ARRIVED, RELEASING};
 use super::{Lower, Result};
 use crate::number::convert::{narrowed, widened};
 use crate::number::half::{Half, greatest, least};
@@ -119,7 +119,7 @@ impl<'s, 't> Lower<'s, 't> {
         let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
         let name = modifiers.take_one(&names).ok_or_else(|| modifiers.unknown())?;
         modifiers.finish()?;
-        let function = atomic_function(name, of).ok_or_else(|| modifiers.unknown())?;
+        let function = atomic_function(name, of, space).ok_or_else(|| modifiers.unknown())?;
         let first = usize::from(modifiers.name == "atom");
         if len > 1 {
             return self.atomic_vector(instruction, function, (space, of, len));
@@ -293,7 +293,8 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(modifiers.unknown());
         }
         modifiers.finish()?;
-        let at = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
+        let mut at = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
+        at.order = RELEASING;
         if is_counted {
             let none = self.bits(0);
             self.push(Op::Atomic { function: ARRIVED, to: None, at, inputs: [none; 2] });
@@ -306,8 +307,8 @@ fn is_in(address: u64, window: u64) -> bool {
     address.wrapping_sub(window) < WINDOW_BYTES
 }
 
-/// The function of an atomic: from the old value and the operands to the new value.
-fn atomic_function(name: &str, of: Type) -> Option<fn(u64, u64, u64) -> u64> {
+/// The function of an atomic: from the old value and the operands to the new value. Sums of `f32` flush in global memory.
+fn atomic_function(name: &str, of: Type, space: Space) -> Option<fn(u64, u64, u64) -> u64> {
     Some(match (name, of) {
         ("exch", Type::B32 | Type::B64) => |_, b, _| b,
         ("cas", Type::B16 | Type::B32 | Type::B64) => |old, b, c| if old == b { c } else { old },
@@ -324,6 +325,10 @@ fn atomic_function(name: &str, of: Type) -> Option<fn(u64, u64, u64) -> u64> {
         ("max", Type::S64) => |old, b, _| (old as i64).max(b as i64) as u64,
         ("inc", Type::U32) => |old, b, _| if old >= b { 0 } else { old + 1 },
         ("dec", Type::U32) => |old, b, _| if old == 0 || old > b { b } else { old - 1 },
+        ("add", Type::F32) if space == Space::Shared => |old, b, _| {
+            let sum = f32::from_bits(old as u32) + f32::from_bits(b as u32);
+            u64::from(crate::number::float::nan_32(sum).to_bits())
+        },
         ("add", Type::F32) => |old, b, _| {
             let sum = crate::number::float::flushed(f32::from_bits(old as u32))
                 + crate::number::float::flushed(f32::from_bits(b as u32));

@@ -115,7 +115,7 @@ impl<'s, 't> Lower<'s, 't> {
 pub(super) const ARRIVED: fn(u64, u64, u64) -> u64 = |word, _, _| arrived(word, 1, 0, 0);
 
 /// Of arrivals and of waits: what came before an arrival comes before what follows the wait.
-const RELEASING: Order = Order { is_strong: true, is_release: true };
+pub(super) const RELEASING: Order = Order { is_strong: true, is_release: true };
 const COUNT: u64 = (1 << 20) - 1;
 const EXPECTED: u32 = 20;
 const TRANSACTIONS: u32 = 40;

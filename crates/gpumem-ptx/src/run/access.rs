@@ -108,6 +108,14 @@ impl<'r> Run<'r> {
         match memory {
             Memory::Shared => within("shared", thread.shared, address, size_bytes, is_write),
             Memory::Local | Memory::Frame => within("local", thread.local, address, size_bytes, is_write),
+            // Reads do not come here.
+            Memory::Parameters => Err(Mistake::OutOfBounds {
+                space: "parameter",
+                offset_bytes: address,
+                size_bytes,
+                limit_bytes: 0,
+                is_write,
+            }),
             _ => self.global(address, size_bytes, is_write, access.site),
         }
     }
@@ -220,6 +228,10 @@ impl<'r> Run<'r> {
         let region =
             is_range.then(|| self.memory.region(address, size_bytes, is_write)).flatten().filter(fits);
         let region = region.ok_or(Mistake::Refused { address, size_bytes, is_write })?;
+        if region.cells.len() as u64 <= size_bytes {
+            // Of memory that is given access by access.
+            return Ok(region);
+        }
         let index = self.regions.partition_point(|known| known.start <= region.start);
         self.regions.insert(index, region);
         self.last = index;

@@ -40,8 +40,8 @@ pub(crate) struct Arrivals {
 pub(crate) const BARRIERS: usize = 16;
 
 /// The steps of a warp in a turn, and of a block.
-const WARP_TURN: u64 = 20_000;
-const BLOCK_TURN: u64 = 4_000_000;
+const WARP_TURN: u64 = 2_000;
+const BLOCK_TURN: u64 = 20_000;
 
 impl Arrivals {
     pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, yes: u32) {
@@ -62,19 +62,24 @@ impl RunningBlock {
             number,
             place,
             shared: Vec::new(),
-            warps: (0..count).map(|_| Warp::default()).collect(),
+            warps: Vec::new(),
             barriers: [Arrivals::default(); BARRIERS],
             first: 0,
         });
         (block.number, block.place) = (number, place);
+        block.warps.resize_with(count, Warp::default);
         block.barriers = [Arrivals::default(); BARRIERS];
         block.shared.clear();
         block.shared.resize(run.shared_bytes as usize, Cell::new(0));
-        block.first = run.next_random() as usize % count.max(1);
         for (number, warp) in block.warps.iter_mut().enumerate() {
             warp.start(run, number as u32, threads, place);
         }
         block
+    }
+
+    /// Prepares the memory for a block of another launch.
+    pub(crate) fn forget_launch(&mut self) {
+        self.warps.iter_mut().for_each(|warp| warp.specials.clear());
     }
 
     /// Runs the block until it is done, or has run for long.
@@ -87,6 +92,7 @@ impl RunningBlock {
             let before = run.steps;
             let mut is_done = true;
             let mut is_slow = false;
+            self.first = run.next_random() as usize % self.warps.len().max(1);
             for turn in 0..self.warps.len() {
                 let index = (self.first + turn) % self.warps.len();
                 let warp = &mut self.warps[index];

@@ -4,7 +4,7 @@ use crate::fault::Mistake;
 use crate::number::Lanes;
 use crate::program::{Call, Callee, FUNCTIONS, Location, Op, Routine};
 use crate::run::Run;
-use crate::run::group::{Frame, Group};
+use crate::run::group::{Frame, Group, Waiting};
 use crate::run::warp::{Warp, bits, lanes_of};
 use core::cell::Cell;
 
@@ -89,6 +89,14 @@ impl Warp {
             self.groups.swap_remove(index);
         } else {
             group.pc += 1;
+        }
+        for group in &mut self.groups {
+            match group.waiting {
+                // Those that were named and have ended are not waited for.
+                Waiting::Lanes => group.waiting = Waiting::No,
+                Waiting::Warp => self.missed = Some(active.trailing_zeros()),
+                Waiting::No | Waiting::Barrier(_) => {}
+            }
         }
     }
 

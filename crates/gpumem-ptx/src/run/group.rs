@@ -31,6 +31,8 @@ pub(crate) enum Waiting {
     No,
     /// For the other lanes that the instruction at this place names.
     Lanes,
+    /// For the rest of the warp, at a barrier that all of it reaches together.
+    Warp,
     Barrier(u32),
 }
 

@@ -5,7 +5,6 @@ use crate::memory::get;
 use crate::program::{Access, Assertion, Memory, Order, Slot};
 use crate::run::Run;
 use crate::run::access::ThreadMemory;
-use sprintf::{Printf, vsprintf};
 
 /// The bytes of a text of `printf` or `assert`, at most.
 const TEXT_BYTES_MAX: u64 = 1 << 12;
@@ -18,46 +17,62 @@ impl Run<'_> {
         &mut self,
         format: u64,
         arguments: u64,
+        site: u32,
         thread: &ThreadMemory<'_>,
     ) -> Result<u32, Mistake> {
-        let format = self.text(format, thread)?;
-        let mut at = arguments;
-        let mut count = 0;
+        let format = self.text(format, site, thread)?;
+        let mut arguments = Arguments { at: arguments, count: 0, site };
         let mut line = String::new();
-        for piece in pieces(&format) {
-            match piece {
-                Piece::Plain(text) => line.push_str(text),
-                Piece::Conversion { text, stars, conversion, is_wide } => {
-                    let mut values: Vec<Box<dyn Printf>> = Vec::new();
-                    for _ in 0..stars {
-                        values.push(Box::new(self.value(&mut at, 4, thread)? as i32));
-                    }
-                    let bytes = if is_wide || b"feEgGaAsp".contains(&conversion) { 8 } else { 4 };
-                    let value = self.value(&mut at, bytes, thread)?;
-                    values.push(match conversion {
-                        b'd' | b'i' if is_wide => Box::new(value as i64),
-                        b'd' | b'i' => Box::new(value as i32),
-                        b'f' | b'F' | b'e' | b'E' | b'g' | b'G' | b'a' | b'A' => {
-                            Box::new(f64::from_bits(value))
-                        }
-                        b'c' => Box::new(char::from(value as u8)),
-                        b's' => Box::new(self.text(value, thread)?),
-                        b'p' => Box::new(format!("{value:#x}")),
-                        _ if is_wide => Box::new(value),
-                        _ => Box::new(value as u32),
-                    });
-                    let text = if conversion == b'p' { text.replace('p', "s") } else { text };
-                    let values: Vec<&dyn Printf> = values.iter().map(|value| &**value).collect();
-                    // What no `printf` formats is shown as it is written.
-                    line.push_str(&vsprintf(&text, &values).unwrap_or(text));
-                    count += 1 + stars;
+        let mut rest = &*format;
+        while let Some(start) = rest.find('%') {
+            line.push_str(&rest[..start]);
+            rest = &rest[start + 1..];
+            match Conversion::parse(rest) {
+                Some((conversion, behind)) => {
+                    rest = behind;
+                    self.convert(conversion, &mut arguments, thread, &mut line)?;
                 }
+                // What C leaves undefined is shown as it is written.
+                None => line.push('%'),
             }
         }
+        line.push_str(rest);
         if self.printed.len() + line.len() <= PRINTED_BYTES_MAX {
             self.printed.push_str(&line);
         }
-        Ok(count)
+        Ok(arguments.count)
+    }
+
+    fn convert(
+        &mut self,
+        mut conversion: Conversion,
+        arguments: &mut Arguments,
+        thread: &ThreadMemory<'_>,
+        line: &mut String,
+    ) -> Result<(), Mistake> {
+        if conversion.kind == '%' {
+            line.push('%');
+            return Ok(());
+        }
+        if conversion.width == Size::Argument {
+            let width = self.argument(arguments, 4, thread)? as i32;
+            conversion.is_left |= width < 0;
+            conversion.width = Size::Of(width.unsigned_abs().min(SIZE_MAX));
+        }
+        if conversion.precision == Size::Argument {
+            let precision = self.argument(arguments, 4, thread)? as i32;
+            let stated = u32::try_from(precision).map(|precision| Size::Of(precision.min(SIZE_MAX)));
+            conversion.precision = stated.unwrap_or(Size::Default);
+        }
+        let is_wide = conversion.is_wide || "aAeEfFgGsp".contains(conversion.kind);
+        let value = self.argument(arguments, if is_wide { 8 } else { 4 }, thread)?;
+        let text = match conversion.kind {
+            's' if value == 0 => Some("(null)".into()),
+            's' => Some(self.text(value, arguments.site, thread)?),
+            _ => None,
+        };
+        line.push_str(&conversion.shown(value, text));
+        Ok(())
     }
 
     /// The mistake of a failed assertion.
@@ -69,7 +84,7 @@ impl Run<'_> {
     ) -> Mistake {
         let text = |run: &mut Self, slot| {
             let address = value(run, slot);
-            run.text(address, thread).unwrap_or_default()
+            run.text(address, assertion.site, thread).unwrap_or_default()
         };
         Mistake::Assert {
             text: text(self, assertion.text),
@@ -79,18 +94,24 @@ impl Run<'_> {
         }
     }
 
-    /// The argument at `at`, which is moved behind it.
-    fn value(&mut self, at: &mut u64, bytes: u8, thread: &ThreadMemory<'_>) -> Result<u64, Mistake> {
-        let address = at.next_multiple_of(u64::from(bytes));
-        *at = address.wrapping_add(u64::from(bytes));
-        Ok(get(self.cells(&generic(bytes), address, thread, false)?))
+    /// The next argument.
+    fn argument(
+        &mut self,
+        arguments: &mut Arguments,
+        bytes: u8,
+        thread: &ThreadMemory<'_>,
+    ) -> Result<u64, Mistake> {
+        let address = arguments.at.wrapping_add(u64::from(bytes) - 1) & !(u64::from(bytes) - 1);
+        arguments.at = address.wrapping_add(u64::from(bytes));
+        arguments.count += 1;
+        Ok(get(self.cells(&generic(bytes, arguments.site), address, thread, false)?))
     }
 
     /// The text at an address, up to its zero.
-    fn text(&mut self, address: u64, thread: &ThreadMemory<'_>) -> Result<String, Mistake> {
+    fn text(&mut self, address: u64, site: u32, thread: &ThreadMemory<'_>) -> Result<String, Mistake> {
         let mut bytes = Vec::new();
         for at in address..address.saturating_add(TEXT_BYTES_MAX) {
-            match self.cells(&generic(1), at, thread, false)?.first().map_or(0, |cell| cell.get()) {
+            match self.cells(&generic(1, site), at, thread, false)?.first().map_or(0, |cell| cell.get()) {
                 0 => break,
                 byte => bytes.push(byte),
             }
@@ -99,55 +120,298 @@ impl Run<'_> {
     }
 }
 
-/// An access that belongs to no instruction with a place of its own.
-fn generic(bytes: u8) -> Access {
+fn generic(bytes: u8, site: u32) -> Access {
     Access {
         space: Memory::Generic,
         at: Slot::Constant(0),
         offset_bytes: 0,
         bytes,
         count: 1,
-        site: 0,
+        site,
         order: Order::default(),
     }
 }
 
-/// A part of a format.
-enum Piece<'f> {
-    Plain(&'f str),
-    Conversion {
-        /// Without its length, which the type of the value replaces.
-        text: String,
-        /// The widths that are arguments.
-        stars: u32,
-        conversion: u8,
-        is_wide: bool,
-    },
+/// The arguments of a `printf`, in memory.
+struct Arguments {
+    at: u64,
+    count: u32,
+    site: u32,
 }
 
-/// The parts of a format, in order.
-fn pieces(format: &str) -> Vec<Piece<'_>> {
-    let mut pieces = Vec::new();
-    let mut rest = format;
-    while let Some(start) = rest.find('%') {
-        pieces.push(Piece::Plain(&rest[..start]));
-        rest = &rest[start..];
-        let end = rest[1..].find(|c: char| c.is_ascii_alphabetic() && !"hlLqjzt".contains(c) || c == '%');
-        let Some(end) = end.map(|end| end + 1) else { break };
-        let whole = &rest[..=end];
-        rest = &rest[end + 1..];
-        if whole == "%%" {
-            pieces.push(Piece::Plain("%"));
-            continue;
-        }
-        let length = |c: char| "hlLqjzt".contains(c);
-        pieces.push(Piece::Conversion {
-            text: whole.chars().filter(|c| !length(*c)).collect(),
-            stars: whole.matches('*').count() as u32,
-            conversion: whole.as_bytes()[end],
-            is_wide: whole.contains(['l', 'q', 'j', 'z', 't']),
-        });
+/// A width or a precision.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Size {
+    Default,
+    Of(u32),
+    /// An argument has it.
+    Argument,
+}
+
+/// A part of a format that shows an argument, as C has it.
+struct Conversion {
+    is_left: bool,
+    has_sign: bool,
+    has_space: bool,
+    is_alternative: bool,
+    has_zeros: bool,
+    width: Size,
+    precision: Size,
+    is_wide: bool,
+    /// The width of a number that is narrower than `int`; 0 for others.
+    narrow_bits: u32,
+    kind: char,
+}
+
+impl Conversion {
+    /// The conversion at the beginning of a text behind `%`, and what follows it.
+    fn parse(text: &str) -> Option<(Self, &str)> {
+        let flags_end = text.find(|c| !"-+ #0".contains(c))?;
+        let (flags, mut rest) = text.split_at(flags_end);
+        let width = size(&mut rest);
+        let precision = match rest.strip_prefix('.') {
+            Some(behind) => {
+                rest = behind;
+                match size(&mut rest) {
+                    Size::Default => Size::Of(0),
+                    stated => stated,
+                }
+            }
+            None => Size::Default,
+        };
+        let length_end = rest.find(|c| !"hlLqjzt".contains(c))?;
+        let (length, rest) = rest.split_at(length_end);
+        let kind = rest.chars().next().filter(|kind| "%diouxXcspfFeEgGaA".contains(*kind))?;
+        let conversion = Self {
+            is_left: flags.contains('-'),
+            has_sign: flags.contains('+'),
+            has_space: flags.contains(' '),
+            is_alternative: flags.contains('#'),
+            has_zeros: flags.contains('0'),
+            width,
+            precision,
+            is_wide: length.contains(['l', 'q', 'j', 'z', 't']),
+            narrow_bits: 8 * u32::from(length.contains('h')) << u32::from(length == "h"),
+            kind,
+        };
+        Some((conversion, &rest[kind.len_utf8()..]))
     }
-    pieces.push(Piece::Plain(rest));
-    pieces
+
+    /// The bits of an argument as the conversion shows them; `text` for those of `%s`.
+    fn shown(&self, value: u64, text: Option<String>) -> String {
+        let precision = match self.precision {
+            Size::Of(precision) => Some(precision as usize),
+            _ => None,
+        };
+        let (sign, body, may_have_zeros) = match self.kind {
+            's' => {
+                let text = text.unwrap_or_default();
+                (String::new(), text.chars().take(precision.unwrap_or(usize::MAX)).collect(), false)
+            }
+            'c' => (String::new(), char::from(value as u8).to_string(), false),
+            'p' => (String::new(), format!("{value:#x}"), false),
+            'd' | 'i' | 'u' | 'o' | 'x' | 'X' => {
+                let (sign, digits) = self.integer(value);
+                let body = format!("{digits:0>width$}", width = precision.unwrap_or(1));
+                (sign, body, precision.is_none())
+            }
+            _ => {
+                let value = f64::from_bits(value);
+                let sign = self.sign(value.is_sign_negative()).to_string();
+                (sign, self.fraction(value.abs(), precision), value.is_finite())
+            }
+        };
+        let width = match self.width {
+            Size::Of(width) => width as usize,
+            _ => 0,
+        };
+        let missing = width.saturating_sub(sign.chars().count() + body.chars().count());
+        if self.is_left {
+            format!("{sign}{body}{:missing$}", "")
+        } else if self.has_zeros && may_have_zeros {
+            format!("{sign}{:0>missing$}{body}", "")
+        } else {
+            format!("{:missing$}{sign}{body}", "")
+        }
+    }
+
+    fn sign(&self, is_negative: bool) -> &'static str {
+        match (is_negative, self.has_sign, self.has_space) {
+            (true, ..) => "-",
+            (_, true, _) => "+",
+            (_, _, true) => " ",
+            _ => "",
+        }
+    }
+
+    /// What comes before the digits, and the digits.
+    fn integer(&self, value: u64) -> (String, String) {
+        let bits = match (self.is_wide, self.narrow_bits) {
+            (true, _) => 64,
+            (_, 0) => 32,
+            (_, narrow) => narrow,
+        };
+        let unsigned = value << (64 - bits) >> (64 - bits);
+        let signed = ((value << (64 - bits)) as i64) >> (64 - bits);
+        let prefix =
+            |prefix: &str| if self.is_alternative && unsigned != 0 { prefix } else { "" }.to_string();
+        match self.kind {
+            'u' => (String::new(), unsigned.to_string()),
+            'o' => (prefix("0"), format!("{unsigned:o}")),
+            'x' => (prefix("0x"), format!("{unsigned:x}")),
+            'X' => (prefix("0X"), format!("{unsigned:X}")),
+            _ => (self.sign(signed < 0).to_string(), signed.unsigned_abs().to_string()),
+        }
+    }
+
+    /// A number that is not negative.
+    fn fraction(&self, value: f64, precision: Option<usize>) -> String {
+        let shown = if !value.is_finite() {
+            if value.is_nan() { "nan" } else { "inf" }.to_string()
+        } else {
+            match self.kind.to_ascii_lowercase() {
+                'f' => self.fixed(value, precision.unwrap_or(6)),
+                'e' => self.scientific(value, precision.unwrap_or(6)),
+                'a' => hexadecimal(value),
+                _ => {
+                    let digits = precision.unwrap_or(6).max(1);
+                    let exponent = exponent_of(&format!("{value:.*e}", digits - 1)).1;
+                    let shown = match usize::try_from(digits as i64 - 1 - i64::from(exponent)) {
+                        Ok(behind) if exponent >= -4 => self.fixed(value, behind),
+                        _ => self.scientific(value, digits - 1),
+                    };
+                    if self.is_alternative { shown } else { without_zeros(&shown) }
+                }
+            }
+        };
+        if self.kind.is_ascii_uppercase() { shown.to_ascii_uppercase() } else { shown }
+    }
+
+    fn fixed(&self, value: f64, precision: usize) -> String {
+        let point = if self.is_alternative && precision == 0 { "." } else { "" };
+        format!("{value:.precision$}{point}")
+    }
+
+    fn scientific(&self, value: f64, precision: usize) -> String {
+        let shown = format!("{value:.precision$e}");
+        let (digits, exponent) = exponent_of(&shown);
+        let point = if self.is_alternative && precision == 0 { "." } else { "" };
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{digits}{point}e{sign}{:02}", exponent.unsigned_abs())
+    }
+}
+
+/// The size at the beginning of a text, which is moved behind it.
+fn size(rest: &mut &str) -> Size {
+    if let Some(behind) = rest.strip_prefix('*') {
+        *rest = behind;
+        return Size::Argument;
+    }
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let (digits, behind) = rest.split_at(end);
+    *rest = behind;
+    if digits.is_empty() { Size::Default } else { Size::Of(digits.parse().unwrap_or(SIZE_MAX).min(SIZE_MAX)) }
+}
+
+/// The digits and the exponent of a number that Rust has written with an exponent.
+fn exponent_of(shown: &str) -> (&str, i32) {
+    let (digits, exponent) = shown.split_once('e').unwrap_or((shown, "0"));
+    (digits, exponent.parse().unwrap_or(0))
+}
+
+/// Without zeros at the end of the fraction, which may be before an exponent.
+fn without_zeros(shown: &str) -> String {
+    let (digits, exponent) = shown.split_at(shown.find('e').unwrap_or(shown.len()));
+    let digits =
+        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits };
+    format!("{digits}{exponent}")
+}
+
+/// `%a`, with as many digits as the number has.
+fn hexadecimal(value: f64) -> String {
+    const FRACTION_BITS: u32 = 52;
+    let (bits, fraction) = (value.to_bits(), value.to_bits() & ((1 << FRACTION_BITS) - 1));
+    let (first, exponent) = match (bits >> FRACTION_BITS, fraction) {
+        (0, 0) => (0, 0),
+        (0, _) => (0, -1022),
+        (exponent, _) => (1, exponent as i64 - 1023),
+    };
+    let digits = format!("{fraction:013x}");
+    let digits = digits.trim_end_matches('0');
+    let point = if digits.is_empty() { "" } else { "." };
+    format!("0x{first}{point}{digits}p{exponent:+}")
+}
+
+/// The largest width or precision.
+const SIZE_MAX: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(format: &str, bits: u64) -> String {
+        let (conversion, rest) = Conversion::parse(format.strip_prefix('%').unwrap()).unwrap();
+        assert_eq!(rest, "");
+        conversion.shown(bits, None)
+    }
+
+    /// The results are those of the C library of GNU.
+    #[test]
+    fn conversions_show_what_c_shows() {
+        let integers = [
+            ("%d", -7_i64, "-7"),
+            ("%+5d", 42, "  +42"),
+            ("%06d", -42, "-00042"),
+            ("%.4d", 7, "0007"),
+            ("% d", 3, " 3"),
+            ("%u", -1, "4294967295"),
+            ("%lld", i64::MIN, "-9223372036854775808"),
+            ("%llu", -1, "18446744073709551615"),
+            ("%#x", 255, "0xff"),
+            ("%08X", 0xbeef, "0000BEEF"),
+            ("%#o", 8, "010"),
+            ("%c", 65, "A"),
+            ("%hhd", 300, "44"),
+            ("%hd", 40_000, "-25536"),
+            ("%hhu", -1, "255"),
+        ];
+        for (format, value, expected) in integers {
+            assert_eq!(shown(format, value as u64), expected, "{format}");
+        }
+        assert_eq!(shown("%-6d", 0), "0     ");
+        assert_eq!(shown("%99999d", 1).len(), SIZE_MAX as usize);
+        let fractions = [
+            ("%f", 1.5, "1.500000"),
+            ("%.2f", -0.005, "-0.01"),
+            ("%8.3f", 3.14159, "   3.142"),
+            ("%010.2f", -1.0, "-000001.00"),
+            ("%e", 0.0, "0.000000e+00"),
+            ("%.3E", 12345.678, "1.235E+04"),
+            ("%g", 0.0, "0"),
+            ("%g", 1.0, "1"),
+            ("%g", 100000.0, "100000"),
+            ("%g", 1e6, "1e+06"),
+            ("%g", 0.0001, "0.0001"),
+            ("%g", 0.00001234, "1.234e-05"),
+            ("%#g", 1.0, "1.00000"),
+            ("%.3g", 1234.0, "1.23e+03"),
+            ("%G", 1e-10, "1E-10"),
+            ("%f", f64::INFINITY, "inf"),
+            ("%05f", f64::NEG_INFINITY, " -inf"),
+            ("%a", 1.0, "0x1p+0"),
+            ("%a", 0.1, "0x1.999999999999ap-4"),
+            ("%A", 10.5, "0X1.5P+3"),
+        ];
+        for (format, value, expected) in fractions {
+            assert_eq!(shown(format, value.to_bits()), expected, "{format}");
+        }
+        assert_eq!(shown("%-8.1f", 0.25_f64.to_bits()), "0.2     ");
+    }
+
+    #[test]
+    fn what_is_no_conversion_is_none() {
+        for text in ["", "y", "5", "l", "-", ".", "é"] {
+            assert!(Conversion::parse(text).is_none(), "{text}");
+        }
+    }
 }

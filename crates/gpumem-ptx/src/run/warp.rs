@@ -5,7 +5,9 @@ use crate::fault::{Mistake, place};
 use crate::memory::{get, set};
 use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
-use crate::program::{Access, Barrier, BarrierKind, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote};
+use crate::program::{
+    Access, Barrier, BarrierKind, ClockPart, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote,
+};
 use crate::run::access::{ThreadMemory, by_window, element, set_element};
 use crate::run::block::Arrivals;
 use crate::run::group::{self, Group, Waiting};
@@ -24,6 +26,8 @@ pub(crate) struct Warp {
     pub(crate) groups: Vec<Group>,
     /// Any group may run next, because one of them may wait for another in a loop.
     is_any_next: bool,
+    /// A lane that has ended while others waited for it at a barrier.
+    pub(crate) missed: Option<u32>,
 }
 
 pub(crate) enum Pause {
@@ -96,7 +100,7 @@ impl Warp {
         let mask = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
         self.groups.clear();
         self.groups.push(Group::new(mask, routine.start));
-        self.is_any_next = false;
+        (self.is_any_next, self.missed) = (false, None);
     }
 
     /// The lanes that have not ended.
@@ -128,7 +132,13 @@ impl Warp {
         let program = run.program;
         loop {
             group::join(&mut self.groups);
-            let Some(mut index) = group::next(&self.groups) else {
+            let next = group::next(&self.groups);
+            if (next.is_none() || self.missed.is_some())
+                && let Some(stopped) = self.divergence(run)
+            {
+                return Err(stopped);
+            }
+            let Some(mut index) = next else {
                 return Ok(if self.groups.is_empty() { Pause::Done } else { Pause::Waiting });
             };
             if self.is_any_next {
@@ -256,8 +266,16 @@ impl Warp {
                     let thread = self.thread(lane, shared, frame.local);
                     if len > 0 {
                         let source = sources[lane].wrapping_add_signed(from.offset_bytes);
-                        let cells = run.cells(from, source, &thread, false).map_err(failed)?;
-                        run.note(from, source, &thread, || Touch::Read);
+                        if source & u64::from(size_bytes - 1) != 0 {
+                            let size_bytes = u64::from(*size_bytes);
+                            let mistake =
+                                Mistake::Misaligned { address: source, size_bytes, is_write: false };
+                            return Err(failed(mistake));
+                        }
+                        // Only what is copied is read.
+                        let from = Access { bytes: 1, count: len as u8, ..*from };
+                        let cells = run.cells(&from, source, &thread, false).map_err(failed)?;
+                        run.note(&from, source, &thread, || Touch::Read);
                         bytes.iter_mut().zip(&cells[..len]).for_each(|(byte, cell)| *byte = cell.get());
                     }
                     let target = targets[lane].wrapping_add_signed(to.offset_bytes);
@@ -309,11 +327,11 @@ impl Warp {
                     bits(active).for_each(|lane| checker.fence(first + lane as u32, run.steps));
                 }
             }
-            Op::Print { to, format, arguments } => {
+            Op::Print { to, format, arguments, site } => {
                 let [formats, arguments] = [format, arguments].map(|slot| *self.lanes(run, base, *slot));
                 for lane in bits(active) {
                     let thread = self.thread(lane, shared, frame.local);
-                    let count = run.print(formats[lane], arguments[lane], &thread);
+                    let count = run.print(formats[lane], arguments[lane], *site, &thread);
                     let count = count.map_err(|mistake| (mistake, lane as u32))?;
                     self.registers[(base + to) as usize][lane] = count.into();
                 }
@@ -423,8 +441,12 @@ impl Warp {
                 self.matrix(run, shared, active, (frame.local, base), matrix)?;
             }
             Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
-            Op::Clock { to, bytes } => {
-                let now = if *bytes == 4 { run.steps & 0xffff_ffff } else { run.steps };
+            Op::Clock { to, part } => {
+                let now = match part {
+                    ClockPart::Low => run.steps & 0xffff_ffff,
+                    ClockPart::High => run.steps >> 32,
+                    ClockPart::Whole => run.steps,
+                };
                 self.write(base + to, &[now; LANES], active);
             }
         }
@@ -463,6 +485,39 @@ impl Warp {
         true
     }
 
+    /// Ends the lanes that have nothing left to do but to end: `if (i >= n) return;` before a barrier. Returns true if there were some.
+    fn end_those_at_the_end(&mut self, run: &Run<'_>, active: u32) -> bool {
+        let is_at_end = |group: &Group| {
+            let step = &run.program.steps[group.pc as usize];
+            let is_last = match step.op {
+                Op::Exit => true,
+                Op::Return => group.callers.is_empty(),
+                _ => false,
+            };
+            is_last && step.guard.is_none() && group.mask & active == 0
+        };
+        let count = self.groups.len();
+        self.groups.retain(|group| !is_at_end(group));
+        self.groups.len() < count
+    }
+
+    /// The mistake of lanes that wait at a barrier for the rest of their warp, which does not come.
+    fn divergence(&mut self, run: &mut Run<'_>) -> Option<Stopped> {
+        let waiting = self.groups.iter().position(|group| group.waiting == Waiting::Warp)?;
+        let (pc, mask, base) = {
+            let group = &self.groups[waiting];
+            (group.pc, group.mask, group.frame.registers)
+        };
+        let Op::Barrier(barrier) = &run.program.steps[pc as usize].op else { return None };
+        let first = mask.trailing_zeros();
+        let number = self.lanes(run, base, barrier.number)[first as usize] as u32;
+        let lane = self.missed.unwrap_or_else(|| (self.alive() & !mask).trailing_zeros());
+        let warp = self.number * LANES as u32;
+        let missing = place(u64::from(warp + lane), run.launch.block);
+        let mistake = Mistake::Divergence { number, missing };
+        Some(Stopped { mistake, step: pc, thread: warp + first })
+    }
+
     fn barrier(
         &mut self,
         run: &mut Run<'_>,
@@ -474,11 +529,13 @@ impl Warp {
         let base = self.groups[index].frame.registers;
         let first = active.trailing_zeros();
         let number = self.lanes(run, base, barrier.number)[first as usize];
-        let missing = self.alive() & !active;
-        if barrier.is_aligned && missing != 0 {
-            let thread = u64::from(self.number) * LANES as u64 + u64::from(missing.trailing_zeros());
-            let missing = place(thread, run.launch.block);
-            return Err((Mistake::Divergence { number: number as u32, missing }, first));
+        if barrier.is_aligned && active != self.alive() {
+            if self.end_those_at_the_end(run, active) {
+                return Ok(Flow::Changed);
+            }
+            self.split_guarded(index, active);
+            self.groups[index].waiting = Waiting::Warp;
+            return Ok(Flow::Changed);
         }
         let expected = barrier.count.map(|count| self.lanes(run, base, count)[first as usize] as u32);
         let yes = match barrier.kind {
@@ -492,7 +549,9 @@ impl Warp {
         let threads =
             if expected.is_some() && barrier.is_aligned { LANES as u32 } else { active.count_ones() };
         arrivals.arrive(threads, expected, yes.count_ones());
-        if let Some(checker) = &mut run.checker {
+        // At a barrier of the whole block, what each knew does not matter.
+        let is_partial = expected.is_some() || matches!(barrier.kind, BarrierKind::Arrive);
+        if let Some(checker) = run.checker.as_mut().filter(|_| is_partial) {
             let first = self.number * LANES as u32;
             checker.arrive(number as u32, bits(active).map(|lane| first + lane as u32), run.steps);
         }

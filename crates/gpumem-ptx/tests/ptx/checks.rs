@@ -136,3 +136,27 @@ fn what_a_kernel_prints_is_formatted_as_in_c() {
     assert_eq!(outcome.printed, " -12|77    |1.50|k4|A|%|123456789abcdef\n".repeat(2));
     assert_eq!(memory.words(address)[0], 6);
 }
+
+/// The memory says which bytes were written before the launch: here the words at odd places.
+#[test]
+fn bytes_of_the_launch_and_of_before_are_written_together() {
+    struct Half(Memory);
+    impl gpumem_ptx::DeviceMemory for Half {
+        fn region(&self, address: u64, size_bytes: u64, is_write: bool) -> Option<gpumem_ptx::Region<'_>> {
+            self.0.region(address, size_bytes, is_write)
+        }
+        fn is_written(&self, address: u64, size_bytes: u64) -> bool {
+            address % 8 == 4 && size_bytes <= 4
+        }
+    }
+    let text = kernel(
+        "st.global.u32 [%rd0], %r0; ld.global.v2.u32 {%r1, %r2}, [%rd0]; ld.global.v2.u32 {%r1, %r2}, [%rd0+8];",
+    );
+    let (module, mut memory) = (module(&text), Memory::default());
+    let parameters = memory.alloc(&[0; 8]).to_le_bytes();
+    let checks = Checks { races: false, uninitialised: true };
+    let launch = Launch { checks, ..launch(&parameters, 1, 1) };
+    let found = module.entry("k").unwrap().run(launch, &Half(memory)).unwrap().hazards;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(matches!(found[0].mistake, Mistake::Uninitialised { address: 0x1_0008, .. }), "{found:?}");
+}

@@ -1,6 +1,6 @@
 //! Branches, barriers and calls.
 
-use crate::support::{kernel, launch, module, run, run_touching};
+use crate::support::{Memory, kernel, launch, module, run, run_touching};
 use gpumem_ptx::Mistake;
 
 const AT_THREAD: &str = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd1, %rd0;";
@@ -106,4 +106,43 @@ fn an_alias_is_its_function() {
     let (memory, address, outcome) = run_touching(text, 1, 1);
     outcome.unwrap();
     assert_eq!(memory.words(address), [7]);
+}
+
+#[test]
+fn a_barrier_waits_for_lanes_that_are_still_in_a_loop() {
+    let lines = "mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 16; selp.u32 %r2, 10, 30000, %p0; mov.u32 %r1, 0;\n\
+                 LOOP: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, %r2; @%p1 bra LOOP;\nbar.sync 0;\n\
+                 mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd1, %rd0; st.global.u32 [%rd1], %r1;";
+    let module = module(&kernel(lines));
+    for seed in 0..16 {
+        let mut memory = Memory::default();
+        let parameters = memory.alloc(&[0; 64]).to_le_bytes();
+        let launch = gpumem_ptx::Launch { seed, ..launch(&parameters, 1, 64) };
+        assert_eq!(module.entry("k").unwrap().run(launch, &memory).unwrap().mistake, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn lanes_that_have_ended_are_not_waited_for() {
+    for lines in [
+        "@!%p0 bra END; shfl.sync.down.b32 %r1, %r0, 1, 31, -1; END: ret;",
+        "@%p0 bra ON; ret; ON: shfl.sync.down.b32 %r1, %r0, 1, 31, -1;",
+        "@!%p0 bra END; bar.sync 0; add.u32 %r0, %r0, 1; bar.sync 0; END: ret;",
+        "@!%p0 ret; bar.sync 0;",
+    ] {
+        let lines = format!("mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 40;\n{lines}");
+        assert_eq!(run(&lines, 64, 1).err(), None, "{lines}");
+    }
+}
+
+/// More blocks than usually run at the same time.
+#[test]
+fn all_blocks_of_a_grid_meet() {
+    let lines = "membar.gl; atom.global.add.u32 %r0, [%rd0], 1;\nWAIT: ld.volatile.global.u32 %r1, [%rd0];\n\
+                 setp.lt.u32 %p0, %r1, 132; @%p0 bra WAIT;";
+    let module = module(&kernel(lines));
+    let mut memory = Memory::default();
+    let parameters = memory.alloc(&[0]).to_le_bytes();
+    let launch = gpumem_ptx::Launch { steps_max: 1 << 32, ..launch(&parameters, 132, 1) };
+    assert_eq!(module.entry("k").unwrap().run(launch, &memory).unwrap().mistake, None);
 }

@@ -1,6 +1,7 @@
 //! Accesses of every kind of memory, and the record of them.
 
 use crate::support::{Memory, kernel, launch, module, run, run_touching};
+use gpumem_ptx::Mistake;
 
 #[test]
 fn vectors_narrow_types_and_signs() {
@@ -125,4 +126,19 @@ fn hints_change_no_value() {
                  fence.proxy.async; mov.u32 %r5, %cluster_nctaid.y; mov.u32 %r6, %clusterid.x; add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r5; add.u32 %r3, %r3, %r6;
                  st.global.u32 [%rd0], %r3;";
     assert_eq!(run(&format!(".shared .align 16 .b8 s[16]; {lines}"), 1, 4).unwrap()[0], 10);
+}
+
+/// What it fills with zeros may lie behind the end of an array.
+#[test]
+fn a_copy_reads_no_more_than_its_source_has() {
+    let lines = |len: u32| {
+        format!(
+            ".shared .align 16 .b8 tile[16]; mov.u32 %r0, tile; mov.u32 %r1, {len}; add.u64 %rd1, %rd0, 16;\n\
+             cp.async.ca.shared.global [%r0], [%rd1], 16, %r1; cp.async.wait_all; ld.shared.u32 %r2, [tile+4]; st.global.u32 [%rd0], %r2;"
+        )
+    };
+    let (_, _, outcome) = run_touching(&kernel(&lines(4)), 1, 5);
+    assert_eq!(outcome.unwrap().reads, [0x1_0010..0x1_0014]);
+    let (_, _, outcome) = run_touching(&kernel(&lines(8)), 1, 5);
+    assert!(matches!(outcome.unwrap_err().mistake, Mistake::Refused { .. }));
 }

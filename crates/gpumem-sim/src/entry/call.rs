@@ -19,6 +19,7 @@ use crate::stream::schedule::Step;
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use gpumem_sys::types::CUresult;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -56,14 +57,24 @@ pub(crate) fn enter(
             call.note_if_capture_forbids(code);
         }
         call.progress();
-        answer
+        (answer, core::mem::take(&mut call.printed))
     }));
     shared.threads.fetch_sub(1, Ordering::Relaxed);
-    let answer = answer.unwrap_or_else(|panic| {
+    let (answer, printed) = answer.unwrap_or_else(|panic| {
         panic_text(panic);
-        Err(UNKNOWN)
+        (Err(UNKNOWN), String::new())
     });
+    write_out(&printed);
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// Writes what kernels have printed to the output of the program, as a device does. No lock is held, so a program that holds the output may
+/// call the driver. Output that cannot be written is lost.
+fn write_out(printed: &str) {
+    if !printed.is_empty() {
+        let mut output = std::io::stdout();
+        let _ = output.write_all(printed.as_bytes()).and_then(|()| output.flush());
+    }
 }
 
 impl Call<'_> {

@@ -34,6 +34,11 @@ pub(crate) enum AllocatedBy {
 }
 
 impl AllocatedBy {
+    /// False for memory that may have contents without a write of this program: variables, and memory of other processes.
+    pub(crate) fn has_known_writes(self) -> bool {
+        !matches!(self, Self::Variable | Self::Imported(_) | Self::Opened)
+    }
+
     pub(crate) fn kind(self) -> AllocationKind {
         match self {
             Self::Plain | Self::Variable => AllocationKind::Device,

@@ -3,7 +3,7 @@
 use crate::report::AllocationKind;
 use crate::report::origins::CallStack;
 use core::fmt;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 
 /// An error in the program under test.
@@ -88,9 +88,8 @@ pub enum Finding {
     },
 }
 
-/// A place in a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+/// A place in a kernel. Displays as ``kernel `scale`, line 26 (scale.cu:3)``.
+#[derive(Clone, PartialEq, Eq)]
 pub struct KernelPlace {
     /// The kernel's name.
     pub kernel: &'static str,
@@ -353,6 +352,15 @@ impl fmt::Display for Finding {
         }
     }
 }
+
+impl fmt::Display for KernelPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel `{}`, line {}", Shown::name(self.kernel), self.line)?;
+        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))
+    }
+}
+
+debug_is_display!(KernelPlace);
 
 fn show_allocation(f: &mut fmt::Formatter<'_>, allocation: &Option<Origin>) -> fmt::Result {
     allocation.as_ref().map_or(Ok(()), |allocation| write!(f, ", in {allocation}"))

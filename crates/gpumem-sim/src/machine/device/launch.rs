@@ -15,7 +15,6 @@ use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind, KernelP
 use core::ops::Range;
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
-use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 impl Machine {
@@ -88,16 +87,20 @@ impl Machine {
                 uninitialised: self.races.as_ref().is_some_and(|races| races.is_unwritten_wanted),
             },
         };
-        let outcome = queued.body.entry().run(wish, &memory).map_err(|unsupported| KernelFault {
+        // A panic must not unwind through the driver, which would keep the operation for ever.
+        let ran = catch_unwind(AssertUnwindSafe(|| queued.body.entry().run(wish, &memory)));
+        let failed = |text| KernelFault {
             kind: FaultKind::Kernel,
             code: CUresult::CUDA_ERROR_NOT_SUPPORTED,
-            text: format!("cannot run here: {unsupported}"),
+            text,
             allocation: None,
             place: None,
-        })?;
+        };
+        let outcome = ran
+            .map_err(|panic| failed(format!("made the simulator panic: {}", panic_text(panic))))?
+            .map_err(|unsupported| failed(format!("cannot run here: {unsupported}")))?;
         let refused = memory.into_refused();
-        // As a device does: to the output of the program, when the kernel has run. Output that cannot be written is lost.
-        let _ = std::io::stdout().write_all(outcome.printed.as_bytes());
+        self.printed.push_str(&outcome.printed);
         self.note_hazards(queued.body.name, outcome.hazards);
         self.note_ranges(queued.body.name, &outcome.touched);
         let Some(mistake) = outcome.mistake else { return Ok(()) };
@@ -219,8 +222,9 @@ impl LaunchMemory for Machine {
     fn is_written(&self, address: u64, size_bytes: u64) -> bool {
         let Some(found) = self.memory.live(address, size_bytes) else { return true };
         let start = self.place_of(address, &found);
-        let is_host = !crate::base::address::is_device_address(address);
-        is_host
+        let has_known_writes =
+            found.allocated_by.has_known_writes() && crate::base::address::is_device_address(address);
+        !has_known_writes
             || self
                 .races
                 .as_ref()
@@ -229,6 +233,10 @@ impl LaunchMemory for Machine {
 
     fn around(&self, address: u64, size_bytes: u64) -> (u64, u64) {
         let Some(allocation) = self.memory.live(address, size_bytes) else { return (address, size_bytes) };
+        if allocation.allocated_by.is_managed() || !crate::base::address::is_device_address(address) {
+            // The program may have references to other parts of it.
+            return (address, size_bytes);
+        }
         let start = (address & !(CHUNK_BYTES - 1)).max(allocation.base);
         let end = (address + size_bytes).next_multiple_of(CHUNK_BYTES).min(allocation.end());
         (start, end - start)
