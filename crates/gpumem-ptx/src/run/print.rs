@@ -191,7 +191,11 @@ impl Conversion {
             width,
             precision,
             is_wide: length.contains(['l', 'q', 'j', 'z', 't']),
-            narrow_bits: 8 * u32::from(length.contains('h')) << u32::from(length == "h"),
+            narrow_bits: match length {
+                "h" => 16,
+                "hh" => 8,
+                _ => 0,
+            },
             kind,
         };
         Some((conversion, &rest[kind.len_utf8()..]))
@@ -383,7 +387,7 @@ mod tests {
         let fractions = [
             ("%f", 1.5, "1.500000"),
             ("%.2f", -0.005, "-0.01"),
-            ("%8.3f", 3.14159, "   3.142"),
+            ("%8.3f", 2.71649, "   2.716"),
             ("%010.2f", -1.0, "-000001.00"),
             ("%e", 0.0, "0.000000e+00"),
             ("%.3E", 12345.678, "1.235E+04"),

@@ -82,7 +82,7 @@ fn who_waits_in_a_loop_lets_others_run() {
          add.u32 %r1, %r1, 1; st.global.u32 [%rd0], %r1;",
     );
     let module = module(&text);
-    let mut memory = crate::support::Memory::default();
+    let mut memory = Memory::default();
     let address = memory.alloc(&[0]);
     let parameters = address.to_le_bytes();
     let launch = gpumem_ptx::Launch { steps_max: 1 << 32, ..launch(&parameters, 3, 1) };
