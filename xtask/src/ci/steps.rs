@@ -224,7 +224,7 @@ fn nvrtc() -> Result<Outcome> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Ok(Outcome::Skipped("the package is for Linux on x86-64".into()));
     }
-    let folder = match crate::workspace::vendor::nvrtc() {
+    let folder = match crate::workspace::nvrtc::folder() {
         Ok(folder) => folder,
         Err(error) => return unless_unreachable(Err(error)),
     };

@@ -6,7 +6,7 @@
 use super::Layout;
 use super::process::{self, build};
 use crate::workspace::wheel::Unreachable;
-use crate::workspace::{copy_folder, vendor};
+use crate::workspace::{copy_folder, nvrtc};
 use anyhow::{Context, Result, anyhow, ensure};
 use cargo_metadata::{MetadataCommand, Package};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ const BUILD: &[&str] = &[
 ];
 
 pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
-    let compiler = match vendor::nvrtc() {
+    let compiler = match nvrtc::folder() {
         Err(error) if error.is::<Unreachable>() => return Ok(format!("skipped: {error:#}")),
         compiler => compiler?,
     };

@@ -1,5 +1,6 @@
 //! The repository and its packages, programs that cargo builds from it, and files of vendors that tasks download.
 
+pub(crate) mod nvrtc;
 pub(crate) mod programs;
 pub(crate) mod vendor;
 pub(crate) mod wheel;

@@ -8,14 +8,6 @@ use std::path::PathBuf;
 pub(crate) const CUDA_RUNTIME: (&str, &str) = ("nvidia-cuda-runtime", "13.0.96");
 const LIBCLANG: (&str, &str) = ("libclang", "18.1.1");
 
-/// Newer than the one that makes the committed PTX: programs use the library of their toolkit.
-const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu12", "12.8.93");
-
-/// Downloads NVRTC, the compiler of CUDA text, and returns the folder of its libraries.
-pub(crate) fn nvrtc() -> Result<PathBuf> {
-    Ok(unpacked(NVRTC.0, NVRTC.1)?.join("nvidia/cuda_nvrtc/lib"))
-}
-
 /// Downloads libclang and returns its folder.
 pub(crate) fn libclang() -> Result<PathBuf> {
     let folder = unpacked(LIBCLANG.0, LIBCLANG.1)?;
