@@ -29,7 +29,12 @@ extern "C" fn at_exit() {
     match form.ok().flatten().as_deref().map(str::trim) {
         Some("json") => print(&all.map(|finding| json(finding)).collect::<String>()),
         Some("github") => print(&all.map(|finding| annotation(finding)).collect::<String>()),
-        _ => {
+        other => {
+            if !matches!(other, None | Some("" | "text")) {
+                print(
+                    "GPUMEM_SIM_FINDINGS has another value than `text`, `json` or `github`; this is `text`\n",
+                );
+            }
             if !refused.is_empty() {
                 print(&listed("gpumem's simulator does not run all modules of this program:\n", &refused));
             }

@@ -60,6 +60,31 @@ fn what_was_found_is_said_at_exit() {
 }
 
 #[test]
+fn findings_have_the_form_that_is_asked_for() {
+    let stderr = |form| {
+        let variables = [("GPUMEM_SIM_FINDINGS", form)];
+        String::from_utf8(run("child::writes_the_same_bytes_on_two_streams", &variables).stderr).unwrap()
+    };
+    let object: serde_json::Value = serde_json::from_str(&stderr("json")).unwrap();
+    assert_eq!(
+        (&object["name"], &object["kernel"]),
+        (&"race between streams".into(), &serde_json::Value::Null)
+    );
+    assert!(object["text"].as_str().unwrap().contains("a memset"), "{object}");
+    let annotation = stderr("github");
+    assert!(
+        annotation.starts_with("::error title=race between streams::race between streams: "),
+        "{annotation}"
+    );
+    assert_eq!(annotation.lines().count(), 1, "{annotation}");
+    let other = stderr("xml");
+    assert!(
+        other.starts_with("GPUMEM_SIM_FINDINGS has another value") && other.contains("has found"),
+        "{other}"
+    );
+}
+
+#[test]
 fn why_a_module_was_refused_is_said_at_exit() {
     let output = run("child::loads_machine_code", &[]);
     let stderr = String::from_utf8_lossy(&output.stderr);

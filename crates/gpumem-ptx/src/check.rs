@@ -1,4 +1,4 @@
-//! Checks on request: races between the threads of a launch, and reads of bytes that nobody wrote.
+//! Optional checks of a launch: races between its threads, and reads of uninitialised bytes.
 //!
 //! A race is a pair of accesses to one byte by two threads, at least one of them a write and at least one of them weak, that nothing
 //! orders. What orders: a barrier of the block; `bar.warp.sync`; and an atomic or other strong access that reads what a thread wrote with
@@ -65,7 +65,8 @@ pub(crate) struct Checker<'r> {
     block: u64,
     blocks: HashMap<u64, BlockState>,
     global: Shadow,
-    /// What strong writes to an address have released.
+    /// The times that a thread learns by a strong read of an address: those that the last strong write published. The key has the block of
+    /// an address in shared memory.
     released: HashMap<(Option<u64>, u64), Known>,
     hazards: Vec<KernelMistake>,
     seen: HashSet<(u32, u32)>,
@@ -79,19 +80,19 @@ struct BlockState {
     threads: Vec<ThreadState>,
     /// The times up to which lanes of a warp know each other, by `bar.warp.sync`.
     warps: Vec<[[u64; LANES]; LANES]>,
-    /// The threads that have arrived at a barrier, with what they knew.
+    /// The threads that have arrived at a barrier of a part of the block, with the times that they knew.
     arrived: HashMap<u32, Vec<(u32, Known)>>,
 }
 
 #[derive(Clone, Default)]
 struct ThreadState {
-    /// What it knows of threads beside its block's barriers and its warp's.
+    /// Times learned through atomics, other strong accesses and barriers of a part of the block.
     others: Known,
-    /// What it knew at its last fence.
+    /// The times that it knew at its last fence. Its next strong write publishes them.
     fenced: Known,
 }
 
-/// Up to which time the accesses of others are known.
+/// For blocks and threads, the time up to which their accesses come before those of the owner. `None` is an empty map.
 type Known = Option<Rc<BTreeMap<Who, u64>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -203,7 +204,7 @@ impl BlockState {
         }
     }
 
-    /// What a thread knows at this time, itself included.
+    /// All times that a thread knows, with its own.
     fn snapshot(&self, block: u64, threads: u32, thread: u32, time: u64) -> Known {
         let mut known = self.threads[thread as usize].others.as_deref().cloned().unwrap_or_default();
         let first = u64::from(threads) * block;
@@ -384,7 +385,7 @@ impl<'r> Checker<'r> {
                 .unwritten(address, size_bytes)
                 .into_iter()
                 .any(|bytes| space != "global" || !device.is_written(bytes.start, bytes.end - bytes.start));
-        // Once reported, and once known, is enough.
+        // Each byte is reported once, and asked for once.
         shadow.set_written(address, size_bytes);
         if is_unwritten {
             let mistake = Mistake::Uninitialised { space, address: noted.address, size_bytes };

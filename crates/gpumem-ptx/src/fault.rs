@@ -95,7 +95,8 @@ pub enum Mistake {
         /// The reason.
         why: String,
     },
-    /// Two threads access the same bytes, at least one of them to write, and nothing orders them. Looked for on request.
+    /// Two threads access the same bytes, at least one of them to write, and nothing orders them. Reported only with
+    /// [`Checks::races`](crate::Checks::races).
     #[error(
         "{} {size_bytes} bytes at {address:#x} of {space} memory; thread {} of block {} {} them at line {other_line}, and nothing orders the two",
         verb(*.is_write), triple(.other_thread), triple(.other_block), past(*.is_other_write)
@@ -118,8 +119,8 @@ pub enum Mistake {
         /// True if the other access is a write.
         is_other_write: bool,
     },
-    /// A read of bytes that nobody has written. Looked for on request.
-    #[error("reads {size_bytes} bytes at {address:#x} of {space} memory, which nobody has written")]
+    /// A read of uninitialised bytes. Reported only with [`Checks::uninitialised`](crate::Checks::uninitialised).
+    #[error("reads {size_bytes} bytes at {address:#x} of {space} memory, which were never written")]
     Uninitialised {
         /// `"shared"`, `"local"` or `"global"`.
         space: &'static str,

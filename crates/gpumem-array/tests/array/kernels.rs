@@ -452,7 +452,7 @@ fn an_access_out_of_bounds_names_the_kernel() {
     unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(64_u64).enqueue(&gpu).unwrap() };
     let launch =
         axpy.launch(LaunchShape::for_len(64)).write(&mut y).scalar(1.0_f32).read(&x).scalar(1_u64 << 40);
-    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    // SAFETY: the kernel leaves its arrays, which is the test; the simulator refuses that access, so it reaches no memory.
     unsafe { launch.enqueue(&gpu).unwrap() };
     for lost in [y.to_vec().unwrap_err(), gpu.synchronize().unwrap_err()] {
         assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == "axpy"), "{lost}");
@@ -470,7 +470,7 @@ fn fault(
     let mut arrays = [(); 5].map(|()| GpuArray::from_elem(gpu, 64, 1.0_f32).unwrap());
     let [_, y, _, x, _] = &mut arrays;
     let launch = pass(function.launch(LaunchShape::for_len(64)), y, x);
-    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    // SAFETY: the kernel leaves its arrays, which is the test; the simulator refuses that access, so it reaches no memory.
     unsafe { launch.enqueue(gpu).unwrap() };
     let lost = gpu.synchronize().unwrap_err();
     assert!(matches!(&lost, ArrayError::LostAfterKernel { kernel, .. } if kernel == name), "{lost}");
@@ -522,7 +522,7 @@ fn a_kernel_stays_within_its_views() {
     let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
     let mut half = y.slice_mut(s![16..48]).unwrap();
     for n in [32_u64, 33] {
-        // SAFETY: the first launch stays within the view; the second breaks its promise on purpose, on a simulated device.
+        // SAFETY: the first launch stays within the view. The simulator refuses what the second one does, so it reaches no memory.
         unsafe { ramp.launch(LaunchShape::for_len(33)).write(&mut half).scalar(n).enqueue(&gpu).unwrap() };
         assert_eq!(gpu.synchronize().is_ok(), n == 32);
     }
@@ -544,7 +544,7 @@ fn a_twin_that_leaves_its_arrays_is_found() {
     let ramp = gpu.compile(&LYING).unwrap().function("ramp").unwrap();
     let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
     for n in [64_u64, 65] {
-        // SAFETY: the first launch stays within the array; the second breaks its promise on purpose, on a simulated device.
+        // SAFETY: the first launch stays within the array. The simulator refuses what the second one does, so it reaches no memory.
         unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(n).enqueue(&gpu).unwrap() };
         assert_eq!(gpu.synchronize().is_ok(), n == 64);
     }
@@ -564,7 +564,7 @@ fn a_captured_kernel_that_leaves_its_arrays_is_found() {
     for n in [64_u64, 65] {
         let launch = |c: &Gpu, y: &mut GpuArray<f32, Ix1>| {
             let launch = ramp.launch(LaunchShape::for_len(65)).write(y).scalar(n);
-            // SAFETY: the first launch stays within the array; the second breaks its promise on purpose, on a simulated device.
+            // SAFETY: the first launch stays within the array. The simulator refuses what the second one does, so it reaches no memory.
             unsafe { launch.enqueue(c) }
         };
         let (mut graph, ()) = gpu.capture(|c| launch(c, &mut y)).unwrap();

@@ -216,7 +216,11 @@ impl Conversion {
             'p' => (String::new(), format!("{value:#x}"), false),
             'd' | 'i' | 'u' | 'o' | 'x' | 'X' => {
                 let (sign, digits) = self.integer(value);
+                // A precision of 0 shows no digit of zero.
+                let digits = if precision == Some(0) && digits == "0" { String::new() } else { digits };
                 let body = format!("{digits:0>width$}", width = precision.unwrap_or(1));
+                // The zero that marks an octal number counts as a digit.
+                let sign = if self.kind == 'o' && body.starts_with('0') { String::new() } else { sign };
                 (sign, body, precision.is_none())
             }
             _ => {
@@ -331,7 +335,7 @@ fn without_zeros(shown: &str) -> String {
     format!("{digits}{exponent}")
 }
 
-/// `%a`, with as many digits as the number has.
+/// `%a`, with as many digits as the number has, whatever the precision.
 fn hexadecimal(value: f64) -> String {
     const FRACTION_BITS: u32 = 52;
     let (bits, fraction) = (value.to_bits(), value.to_bits() & ((1 << FRACTION_BITS) - 1));
@@ -359,7 +363,7 @@ mod tests {
         conversion.shown(bits, None)
     }
 
-    /// The results are those of the C library of GNU.
+    /// The expected texts are those of `snprintf` of the GNU C library.
     #[test]
     fn conversions_show_what_c_shows() {
         let integers = [
@@ -374,6 +378,9 @@ mod tests {
             ("%#x", 255, "0xff"),
             ("%08X", 0xbeef, "0000BEEF"),
             ("%#o", 8, "010"),
+            ("%#.3o", 8, "010"),
+            ("%.0d", 0, ""),
+            ("%5.0d", 0, "     "),
             ("%c", 65, "A"),
             ("%hhd", 300, "44"),
             ("%hd", 40_000, "-25536"),
@@ -400,6 +407,9 @@ mod tests {
             ("%#g", 1.0, "1.00000"),
             ("%.3g", 1234.0, "1.23e+03"),
             ("%G", 1e-10, "1E-10"),
+            ("%g", 5e-324, "4.94066e-324"),
+            ("%#.0e", 1.0, "1.e+00"),
+            ("%.0f", 2.5, "2"),
             ("%f", f64::INFINITY, "inf"),
             ("%05f", f64::NEG_INFINITY, " -inf"),
             ("%a", 1.0, "0x1p+0"),

@@ -90,7 +90,7 @@ fn bytes_that_nobody_has_written() {
     let found = hazards("ld.shared.u32 %r1, [%rd3];", 32);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(
-        found[0].ends_with("reads 4 bytes at 0x0 of shared memory, which nobody has written"),
+        found[0].ends_with("reads 4 bytes at 0x0 of shared memory, which were never written"),
         "{found:?}"
     );
     let found = hazards(

@@ -142,9 +142,9 @@ impl Machine {
 
     /// Notes what a kernel's text accessed, the reads before the writes.
     fn note_ranges(&mut self, name: &'static str, touched: &Touched) {
-        if self.races.is_none() {
-            return;
-        }
+        let Some(races) = &mut self.races else { return };
+        // These reads were compared with the writes while the kernel ran.
+        let is_unwritten_wanted = core::mem::take(&mut races.is_unwritten_wanted);
         for (is_write, ranges) in [(false, &touched.reads), (true, &touched.writes)] {
             let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
             for range in ranges {
@@ -158,6 +158,9 @@ impl Machine {
                     at = end;
                 }
             }
+        }
+        if let Some(races) = &mut self.races {
+            races.is_unwritten_wanted = is_unwritten_wanted;
         }
     }
 }

@@ -57,17 +57,14 @@ impl Machine {
         let is_ordered = |epoch| stream.clock.covers(epoch);
         let mut conflicts = Vec::new();
         let mut unwritten = None;
-        let has_known_writes =
-            self.memory.live(address, 1).is_none_or(|found| found.allocated_by.has_known_writes());
         if is_write {
             races.shadow.write(range, trace, is_ordered, &mut conflicts);
         } else {
-            // A kernel's own reads are checked where it runs, with the order of its writes.
-            if races.is_unwritten_wanted
-                && !is_host
-                && has_known_writes
-                && !matches!(kind, AccessKind::KernelRead(_))
-            {
+            let has_known_writes = || {
+                let found = self.memory.live(address, 1);
+                found.is_none_or(|found| found.allocated_by.has_known_writes())
+            };
+            if races.is_unwritten_wanted && !is_host && has_known_writes() {
                 unwritten = races.shadow.unwritten(range.clone());
             }
             races.shadow.read(range, trace, is_ordered, &mut conflicts);
