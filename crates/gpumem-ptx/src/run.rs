@@ -15,7 +15,6 @@ use crate::number::{LANES, Lanes};
 use crate::program::{Constant, Program};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
-use core::cell::Cell;
 use core::ops::Range;
 use std::collections::VecDeque;
 
@@ -116,25 +115,18 @@ pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemo
         reads: Ranges::new(),
         writes: Ranges::new(),
     };
-    // The memory of a block is large enough that its pages would be new ones for each launch.
-    let mut spare = SPARE.take();
-    spare.iter_mut().for_each(RunningBlock::forget_launch);
-    let mistake = run.blocks(&mut spare);
-    spare.truncate(1);
-    SPARE.set(spare);
+    let mistake = run.blocks();
     run.outcome(mistake)
 }
 
-// A block whose memory the next launch of this thread uses.
-thread_local!(static SPARE: Cell<Vec<RunningBlock>> = const { Cell::new(Vec::new()) });
-
 impl Run<'_> {
-    /// Runs all blocks, up to the first mistake. Blocks that are done become spare.
-    fn blocks(&mut self, spare: &mut Vec<RunningBlock>) -> Option<KernelMistake> {
+    /// Runs all blocks, up to the first mistake.
+    fn blocks(&mut self) -> Option<KernelMistake> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
         let order = Order::new(total, self.next_random());
         let mut started = 0;
         let mut waiting: VecDeque<RunningBlock> = VecDeque::new();
+        let mut spare = Vec::new();
         loop {
             // A block that waits for another one, with a loop, makes room for it. Many that run make room more rarely.
             let one_in = if waiting.len() < RESIDENT { 2 } else { 16 };

@@ -62,12 +62,11 @@ impl RunningBlock {
             number,
             place,
             shared: Vec::new(),
-            warps: Vec::new(),
+            warps: (0..count).map(|_| Warp::default()).collect(),
             barriers: [Arrivals::default(); BARRIERS],
             first: 0,
         });
         (block.number, block.place) = (number, place);
-        block.warps.resize_with(count, Warp::default);
         block.barriers = [Arrivals::default(); BARRIERS];
         block.shared.clear();
         block.shared.resize(run.shared_bytes as usize, Cell::new(0));
@@ -75,11 +74,6 @@ impl RunningBlock {
             warp.start(run, number as u32, threads, place);
         }
         block
-    }
-
-    /// Prepares the memory for a block of another launch.
-    pub(crate) fn forget_launch(&mut self) {
-        self.warps.iter_mut().for_each(|warp| warp.specials.clear());
     }
 
     /// Runs the block until it is done, or has run for long.

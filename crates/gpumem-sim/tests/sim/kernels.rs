@@ -114,7 +114,10 @@ struct Kernels {
 }
 
 fn kernels(seed: u64) -> Kernels {
-    let gpu = seeded(seed);
+    kernels_on(seeded(seed))
+}
+
+fn kernels_on(gpu: Machine) -> Kernels {
     gpu.sim().register(&KERNELS);
     let mut module = null_mut();
     // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
@@ -250,6 +253,23 @@ fn columns_between_those_of_a_kernel_are_not_its_own() {
             assert_eq!(is_found, is_race, "{row_count} {first:?} {second:?}");
         }
     }
+}
+
+#[test]
+fn a_function_that_reads_unwritten_memory_is_found() {
+    let all = kernels_on(machine(SimConfig::new().uninitialised(true)));
+    let memory = all.gpu.alloc(64);
+    let read = || {
+        let (mut address, mut is_write, mut shape) = (memory, 0_u32, [1, 1, 16, 1]);
+        let parameters = vec![(&raw mut address).cast(), (&raw mut is_write).cast(), (&raw mut shape).cast()];
+        all.launch(c"columns", [1; 3], [1; 3], 0, parameters).unwrap();
+        all.gpu.sync(all.stream);
+        all.gpu.sim().take_findings()
+    };
+    let found = read();
+    assert!(matches!(found[..], [Finding::Uninitialised { size_bytes: 64, .. }]), "{found:?}");
+    all.gpu.fill(all.stream, memory, 1, 64);
+    assert_eq!(read(), []);
 }
 
 #[test]
