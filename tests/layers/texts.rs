@@ -280,7 +280,8 @@ fn of_traces(text: &str, texts: &mut Texts) {
         "#{{\"format\":1,\"name\":{json},\"what\":{json},\"peak_reserved_bytes\":{{{json}:1}}}}\na,1,4194304,0\na,2,9437184,0\n"
     );
     let read = trace::Trace::read_from(header.as_bytes(), text).unwrap();
-    assert_eq!(read.name(), text, "a field has the text as it is");
+    // The name of a trace without one is that of its file.
+    assert_eq!(read.name(), if text.is_empty() { "trace" } else { text }, "a field has the text as it is");
     texts.check_data(&(read.header(), read.header().peers().next(), read.real_run()), bytes_max);
     texts.check_data(&read, bytes_max);
     let tag = Some(text.into());
@@ -564,16 +565,26 @@ proptest! {
 
     #[test]
     fn messages_keep_to_their_lines_and_bounds(text in hostile()) {
-        let mut texts = Texts::default();
-        of_pools(&text, &mut texts);
-        of_adaptors(&text, &mut texts);
-        of_files(&text, &mut texts);
-        of_traces(&text, &mut texts);
-        of_options(&text, &mut texts);
-        of_errors(&text, &mut texts);
-        of_kernels(&text, &mut texts);
-        texts.check();
+        check_messages_of(&text);
     }
+}
+
+/// Rare among the random texts.
+#[test]
+fn messages_with_an_empty_text() {
+    check_messages_of("");
+}
+
+fn check_messages_of(text: &str) {
+    let mut texts = Texts::default();
+    of_pools(text, &mut texts);
+    of_adaptors(text, &mut texts);
+    of_files(text, &mut texts);
+    of_traces(text, &mut texts);
+    of_options(text, &mut texts);
+    of_errors(text, &mut texts);
+    of_kernels(text, &mut texts);
+    texts.check();
 }
 
 /// `fn main() -> Result<(), Box<dyn Error>>` prints `Debug`: every public error has that of `Display`, and so have result codes.
