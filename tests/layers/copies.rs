@@ -285,7 +285,7 @@ cases! {
     /// Views whose fastest axis is another than that of the copy, around the sizes of a tile, for all sizes of elements.
     fn axes_in_another_order(driver: &Driver) {
         let gpu = counted(driver);
-        for (rows, columns) in [(8, 8), (31, 33), (32, 32), (64, 129), (127, 300)] {
+        for (rows, columns) in [(8, 8), (31, 33), (32, 32), (64, 129)] {
             in_another_order(&gpu, (3, rows, columns), |number| number as u8);
             in_another_order(&gpu, (3, rows, columns), |number| number as u16);
             in_another_order(&gpu, (3, rows, columns), |number| number as f32);
@@ -324,13 +324,14 @@ cases! {
     /// Short rows, of which a thread moves several: all of them, and nothing else, for counts that do not divide evenly among threads.
     fn short_rows(driver: &Driver) {
         let gpu = counted(driver);
-        for count in [1, 3, 4, 5, 31, 1_023, 65_537] {
+        let last = if driver.kind() == DriverKind::Sim { 4_099 } else { 65_537 };
+        for count in [1, 3, 4, 5, 31, 1_023, last] {
             let lens: &[usize] = if count < 2_000 { &[1, 2, 3, 5, 15, 31, 32, 33] } else { &[1, 3] };
             rows_of(&gpu, count, lens, |number| number as u8);
             rows_of(&gpu, count, lens, |number| number as f32);
             rows_of(&gpu, count, lens, |number| [number as f64, -(number as f64)]);
         }
-        // More rows than fall to the largest grid at a time. The simulator has no grid.
+        // More rows than fall to the largest grid at a time.
         if driver.kind() != DriverKind::Sim {
             rows_of(&gpu, 1_050_001, &[17], |number| number as u8);
         }
@@ -339,7 +340,6 @@ cases! {
     /// Rows of bytes without gaps, at addresses and distances of any alignment: none but their bytes are written.
     fn dense_rows(driver: &Driver) {
         let gpu = counted(driver);
-        // The simulator copies in one way.
         let step = if driver.kind() == DriverKind::Sim { 7 } else { 1 };
         for len in [64_usize, 447, 448, 511, 1_000, 4_095] {
             for (to_first, from_first) in (0..16).map(|first| (first, 5 * first % 16)).chain([(3, 3), (0, 1), (1, 0)]).step_by(step) {
@@ -386,11 +386,12 @@ cases! {
         assert_eq!(moves(|| part.fill(7).unwrap()), [("cuLaunchKernel", 1)]);
         host.slice_mut(corners.as_slice()).fill(7);
         assert_eq!(device.to_array().unwrap(), host);
-        let host = Array3::from_shape_fn((70_000, 8, 9), |(i, j, k)| (i * 72 + j * 9 + k) as u16);
+        let host = Array3::from_shape_fn((65_540, 8, 9), |(i, j, k)| (i * 72 + j * 9 + k) as u16);
         let device = GpuArray::from_array(&gpu, &host).unwrap();
         let view = device.view().permuted_axes([0, 2, 1]).unwrap().slice(s![..;-1, .., ..;-1]).unwrap();
-        assert_eq!(moves(|| drop(view.to_owned().unwrap())), [("cuLaunchKernel", 1)]);
-        assert_eq!(view.to_owned().unwrap().to_array().unwrap(), host.view().permuted_axes([0, 2, 1]).slice(s![..;-1, .., ..;-1]));
+        let mut copied = None;
+        assert_eq!(moves(|| copied = Some(view.to_owned().unwrap())), [("cuLaunchKernel", 1)]);
+        assert_eq!(copied.unwrap().to_array().unwrap(), host.view().permuted_axes([0, 2, 1]).slice(s![..;-1, .., ..;-1]));
     }
 
     /// A fill is one call too.

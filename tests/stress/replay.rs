@@ -3,6 +3,7 @@
 use gpumem_sim::SimConfig;
 use gpumem_tests::driver::virtual_time;
 use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::harness::is_thorough;
 use gpumem_tests::pool::trace::Trace as Recorder;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Pool, PoolError, Profile, Stream};
 use gpumem_tests::profiles;
@@ -169,10 +170,11 @@ fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
 #[test]
 fn random_programs_that_fit_under_tight_fit_under_every_profile() {
     let mut counts = profiles::Counts::default();
-    for (seed, factor) in (1..81).zip([1.02, 1.05, 1.1].into_iter().cycle()) {
+    let seeds = if is_thorough() { 80 } else { 24 };
+    for (seed, factor) in (1..=seeds).zip([1.02, 1.05, 1.1].into_iter().cycle()) {
         counts.add(&profiles::compare(seed, factor, h200).unwrap());
     }
-    assert!(counts.completed[0] > 40, "{counts:?}");
+    assert!(counts.completed[0] > seeds / 2, "{counts:?}");
     assert!((0..Profile::ALL.len()).all(|profile| counts.share(profile) >= 0.99), "{counts:?}");
 }
 

@@ -179,8 +179,7 @@ fn other_pools_are_listed_by_name_and_the_smallest_as_a_sum() {
 fn names_of_any_text_are_shown_on_one_line() {
     on_each_backend(&small(), |fixture| {
         let stream = fixture.stream();
-        for name in
-            ["x".repeat(65_536), "a\nb\u{1b}[31m\u{202e}".repeat(20_000), "模型\u{301}".repeat(30_000)]
+        for name in ["x".repeat(65_536), "a\nb\u{1b}[31m\u{202e}".repeat(2_000), "模型\u{301}".repeat(2_000)]
         {
             let pool = fixture.builder().name(&name).hard_limit(8 * MIB).build().unwrap();
             let private = pool.private_named(&name, 4 * MIB).unwrap();
