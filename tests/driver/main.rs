@@ -7,6 +7,7 @@ mod boxes;
 mod calls;
 mod capture;
 mod conformance;
+mod functions;
 mod hundred;
 mod instructions;
 mod managed;

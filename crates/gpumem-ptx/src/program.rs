@@ -199,7 +199,7 @@ pub(crate) struct Call {
 pub(crate) enum Callee {
     /// A routine by its number.
     Routine(u32),
-    /// The value of a register: [`FUNCTIONS`] plus a routine's number.
+    /// The value of a register: [`FUNCTIONS`] plus the number of a function of the module.
     Register(Slot),
 }
 
@@ -421,6 +421,8 @@ impl ClockPart {
 pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
     pub(crate) routines: Vec<Routine>,
+    /// The routines that pointers may name, by the numbers of their functions in the module.
+    pub(crate) pointed: HashMap<u64, u32>,
     pub(crate) constants: Vec<Constant>,
     pub(crate) specials: Vec<Special>,
     /// The shared memory of a block, without the dynamic one.
@@ -458,7 +460,7 @@ pub(crate) const SHARED_WINDOW: u64 = 0x4000_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x4010_0000_0000_0000;
 /// The generic address of the first byte of the kernel's parameters.
 pub(crate) const PARAMETER_WINDOW: u64 = 0x4020_0000_0000_0000;
-/// The value of a pointer to the function 0.
+/// The value of a pointer to the function 0 of the module.
 pub(crate) const FUNCTIONS: u64 = 0x4030_0000_0000_0000;
 /// The size of each window.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 32;

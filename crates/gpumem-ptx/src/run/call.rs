@@ -25,20 +25,20 @@ impl Warp {
                 let targets =
                     *lanes_of(&self.registers, &run.constants, &self.specials, group.frame.registers, slot);
                 let target = targets[first as usize];
-                let routine = target.wrapping_sub(FUNCTIONS);
-                if routine == 0 || routine >= run.program.routines.len() as u64 {
-                    return Err((Mistake::WrongTarget(target), first));
-                }
+                let takes_these = |routine: &u32| {
+                    let callee = &run.program.routines[*routine as usize];
+                    callee.parameters.len() == call.arguments.len()
+                        && callee.results.len() == call.results.len()
+                };
+                let routine = run.program.pointed.get(&target.wrapping_sub(FUNCTIONS)).copied();
+                let routine = routine.filter(takes_these).ok_or((Mistake::WrongTarget(target), first))?;
                 let same = bits(active)
                     .filter(|lane| targets[*lane] == target)
                     .fold(0, |mask, lane| mask | 1 << lane);
-                (routine as u32, same)
+                (routine, same)
             }
         };
         let callee = &run.program.routines[routine as usize];
-        if callee.parameters.len() != call.arguments.len() || callee.results.len() != call.results.len() {
-            return Err((Mistake::WrongTarget(FUNCTIONS + u64::from(routine)), first));
-        }
         let (pc, caller) = (group.pc, group.frame);
         let own = &run.program.routines[caller.routine as usize];
         let frame = Frame {
