@@ -69,6 +69,9 @@ fn json(finding: &Finding) -> String {
         "kernel": place.map(|place| place.kernel),
         "ptx_line": place.map(|place| place.line),
         "source": place.and_then(|place| place.source_line.as_deref()),
+        "block": place.map(|place| place.block),
+        "thread": place.map(|place| place.thread),
+        "address": place.and_then(|place| place.address).map(|address| format!("{address:#x}")),
     });
     format!("{object}\n")
 }

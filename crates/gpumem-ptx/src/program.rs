@@ -88,7 +88,13 @@ pub(crate) enum Op {
     Exit,
     Trap,
     /// Orders the accesses of a thread before its later ones, for others.
-    Fence,
+    Fence(Scope),
+    /// The asynchronous copies of a thread since the last one become a group.
+    CommitCopies,
+    /// Waits for the asynchronous copies of a thread, except for its last `pending` groups; for all if `None`.
+    WaitForCopies {
+        pending: Option<u32>,
+    },
     /// Formats a text: the addresses of the format and of the arguments.
     Print {
         to: u32,
@@ -159,8 +165,20 @@ pub(crate) struct Access {
 pub(crate) struct Order {
     /// It is atomic or not weak.
     pub(crate) is_strong: bool,
+    /// What it reads is ordered before what follows it, without a fence.
+    pub(crate) is_acquire: bool,
     /// It releases what came before it without a fence.
     pub(crate) is_release: bool,
+    pub(crate) scope: Scope,
+}
+
+/// The threads for which a fence or a strong access counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Those of the block. A cluster is a block here.
+    Block,
+    #[default]
+    Device,
 }
 
 /// A kind of memory, as an access names it.

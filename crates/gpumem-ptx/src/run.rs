@@ -6,6 +6,7 @@ mod call;
 mod group;
 mod matrix;
 mod print;
+mod undefined;
 mod warp;
 
 use crate::check::{Checker, Checks};

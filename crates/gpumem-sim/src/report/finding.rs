@@ -88,7 +88,7 @@ pub enum Finding {
     },
 }
 
-/// A place in a kernel. Displays as ``kernel `scale`, line 26 (scale.cu:3)``.
+/// A place in a kernel. Displays as ``kernel `scale`, line 26 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0)``.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KernelPlace {
     /// The kernel's name.
@@ -97,6 +97,12 @@ pub struct KernelPlace {
     pub line: u32,
     /// The file and line of its source, if the PTX states them (`-lineinfo` of the compiler): `scale.cu:3`.
     pub source_line: Option<String>,
+    /// The block in the grid.
+    pub block: [u32; 3],
+    /// The thread in the block.
+    pub thread: [u32; 3],
+    /// The first byte of the access, if it is one to device memory.
+    pub address: Option<u64>,
 }
 
 /// What is wrong inside of a kernel that ran on.
@@ -106,8 +112,14 @@ pub enum HazardKind {
     /// Two threads access the same bytes, and nothing orders them. Reported with
     /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races).
     Race,
+    /// A thread accesses the target of an asynchronous copy that was not waited for. Reported with
+    /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races).
+    PendingCopy,
     /// A thread reads bytes that nobody has written. Reported with [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
     Uninitialised,
+    /// A thread uses a value that a shuffle took from a lane that does not take part in it. Reported with
+    /// [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
+    UndefinedLane,
 }
 
 /// The reason why queued work failed.
@@ -238,7 +250,9 @@ impl Finding {
             Self::Race { first, second, .. } => race_name(first, second),
             Self::Uninitialised { .. } => "read of unwritten memory",
             Self::Hazard { kind: HazardKind::Race, .. } => "race between threads",
+            Self::Hazard { kind: HazardKind::PendingCopy, .. } => "use before a copy is complete",
             Self::Hazard { kind: HazardKind::Uninitialised, .. } => "read of unwritten memory",
+            Self::Hazard { kind: HazardKind::UndefinedLane, .. } => "value of a lane that takes no part",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
             Self::Module { .. } => "refused module",
@@ -356,7 +370,9 @@ impl fmt::Display for Finding {
 impl fmt::Display for KernelPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kernel `{}`, line {}", Shown::name(self.kernel), self.line)?;
-        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))
+        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))?;
+        let triple = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
+        write!(f, ", block {}, thread {}", triple(self.block), triple(self.thread))
     }
 }
 

@@ -127,15 +127,14 @@ impl Machine {
     /// Reports what the checks inside of a kernel have found.
     fn note_hazards(&mut self, kernel: &'static str, hazards: Vec<KernelMistake>) {
         for hazard in hazards {
-            let (kind, address) = match hazard.mistake {
-                Mistake::Uninitialised { space, address, .. } => {
-                    (HazardKind::Uninitialised, (space, address))
-                }
-                Mistake::Race { space, address, .. } => (HazardKind::Race, (space, address)),
-                _ => continue,
+            let kind = match hazard.mistake {
+                Mistake::Race { .. } => HazardKind::Race,
+                Mistake::PendingCopy { .. } => HazardKind::PendingCopy,
+                Mistake::UndefinedLane { .. } => HazardKind::UndefinedLane,
+                _ => HazardKind::Uninitialised,
             };
-            let allocation = if address.0 == "global" { self.origin(address.1) } else { None };
             let place = place_of(kernel, &hazard);
+            let allocation = place.address.and_then(|address| self.origin(address));
             self.findings.add(Finding::Hazard { kind, place, text: hazard.to_string(), allocation });
         }
     }
@@ -247,7 +246,14 @@ impl LaunchMemory for Machine {
 }
 
 fn place_of(kernel: &'static str, mistake: &KernelMistake) -> KernelPlace {
-    KernelPlace { kernel, line: mistake.line, source_line: mistake.source_line.clone() }
+    let KernelMistake { line, block, thread, .. } = *mistake;
+    let address = match mistake.mistake {
+        Mistake::Refused { address, .. } => Some(address),
+        Mistake::Race { space: "global", address, .. } => Some(address),
+        Mistake::Uninitialised { space: "global", address, .. } => Some(address),
+        _ => None,
+    };
+    KernelPlace { kernel, line, source_line: mistake.source_line.clone(), block, thread, address }
 }
 
 /// The steps of warps after which a kernel that does not end is stopped: minutes.
