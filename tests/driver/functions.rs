@@ -1,4 +1,5 @@
-//! Calls through addresses of functions that variables of a module hold: tables of functions, and C++ virtual functions.
+//! Calls through addresses of functions that variables of a module hold: tables of functions, and C++ virtual functions. Structures that
+//! functions take and give.
 
 use gpumem_sim::{Finding, Sim, SimConfig};
 use gpumem_tests::cases;
@@ -104,6 +105,17 @@ cases! {
         assert_eq!(loaded.run("use", [objects, loaded.b], 0), CUresult::CUDA_SUCCESS);
         assert_eq!(loaded.found(), expected(described));
     }
+
+    fn structures_with_gaps(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let loaded = Loaded::new(&raw);
+        assert_eq!(loaded.run("by_value", [loaded.a, loaded.b], 0), CUresult::CUDA_SUCCESS);
+        assert_eq!(loaded.found(), expected(|i, a| (i + a + 1) + 2 * (3 * a + 3)));
+        let pairs = raw.alloc(64 * LEN).unwrap();
+        assert_eq!(loaded.run("make_pairs", [loaded.a, pairs], 0), CUresult::CUDA_SUCCESS);
+        assert_eq!(loaded.run("use_pairs", [pairs, loaded.b], 0), CUresult::CUDA_SUCCESS);
+        assert_eq!(loaded.found(), expected(|_, a| 2 * a));
+    }
 }
 
 #[test]
@@ -112,12 +124,15 @@ fn a_call_behind_the_table_is_found_and_the_others_are_clean() {
     let driver = gpumem_sim::driver(config).unwrap();
     let (raw, sim) = (Raw::new(&driver).unwrap(), Sim::of(&driver).unwrap());
     let loaded = Loaded::new(&raw);
-    let objects = raw.alloc(64 * LEN).unwrap();
+    let (objects, pairs) = (raw.alloc(64 * LEN).unwrap(), raw.alloc(64 * LEN).unwrap());
     for (name, places) in [
         ("by_table", [loaded.a, loaded.b]),
         ("by_virtual", [loaded.a, loaded.b]),
         ("make", [loaded.a, objects]),
         ("use", [objects, loaded.b]),
+        ("by_value", [loaded.a, loaded.b]),
+        ("make_pairs", [loaded.a, pairs]),
+        ("use_pairs", [pairs, loaded.b]),
     ] {
         assert_eq!(loaded.run(name, places, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(sim.take_findings(), [], "{name}");

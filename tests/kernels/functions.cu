@@ -81,3 +81,62 @@ extern "C" __global__ void wild(const int *a, int *b, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) b[i] = short_table[1 + i % 3](a[i]);
 }
+
+// Structures with gaps between and behind their members, which are passed, returned and copied whole.
+struct Padded {
+    int first;
+    double second;
+    char third;
+};
+
+__device__ __noinline__ Padded padded(int value) {
+    Padded made;
+    made.first = value;
+    made.second = value * 2.0;
+    made.third = 3;
+    return made;
+}
+
+__device__ __noinline__ int total(Padded padded) { return padded.first + (int)padded.second + padded.third; }
+
+extern "C" __global__ void by_value(const int *a, int *b, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    Padded own;
+    own.first = i;
+    own.second = a[i];
+    own.third = 1;
+    Padded all[3];
+    const int at = i % 3;
+    all[at] = padded(a[i]);
+    all[(at + 1) % 3] = own;
+    all[(at + 2) % 3] = all[at];
+    b[i] = total(all[(at + 1) % 3]) + 2 * total(all[(at + 2) % 3]);
+}
+
+struct Pair {
+    char first;
+    int second;
+};
+
+extern "C" __global__ void make_pairs(const int *a, Pair *pairs, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    pairs[i].first = 2;
+    pairs[i].second = a[i];
+}
+
+// Through shared memory. A block has 32 threads.
+extern "C" __global__ void use_pairs(const Pair *pairs, int *b, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    __shared__ Pair known[32], copied[32];
+    known[threadIdx.x] = pairs[i < n ? i : 0];
+    copied[threadIdx.x].first = 1;
+    copied[threadIdx.x].second = 1;
+    __syncthreads();
+    const Pair pair = known[threadIdx.x];
+    copied[31 - threadIdx.x] = pair;
+    __syncthreads();
+    const Pair last = copied[31 - threadIdx.x];
+    if (i < n) b[i] = last.first * last.second;
+}

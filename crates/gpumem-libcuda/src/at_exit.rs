@@ -36,7 +36,10 @@ extern "C" fn at_exit() {
                 );
             }
             if !refused.is_empty() {
-                print(&listed("gpumem's simulator does not run all modules of this program:\n", &refused));
+                print(&listed(
+                    "gpumem's simulator does not run all modules and kernels of this program:\n",
+                    &refused,
+                ));
             }
             if !found.is_empty() {
                 print(&text(&report, &found));

@@ -55,10 +55,29 @@ pub(crate) struct Noted {
     pub(crate) memory: Memory,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
+    /// The size of an element, if it accesses several.
+    pub(crate) element_bytes: u8,
     /// The thread's number in the block.
     pub(crate) thread: u32,
     pub(crate) step: u32,
     pub(crate) time: u64,
+}
+
+impl Noted {
+    /// The parts of a read, each of which is unwritten if no byte of it was written. Compilers copy structures in words, of 8 bytes or of
+    /// an element of at least 4, and read what lies between the members with them.
+    fn units(&self, address: u64) -> impl Iterator<Item = Range<u64>> {
+        let (start, end) = (address, address.saturating_add(self.size_bytes));
+        let element_bytes = u64::from(self.element_bytes);
+        let is_words = element_bytes < WORD_BYTES && self.size_bytes > element_bytes;
+        // Of local memory, the whole word may be looked at.
+        let is_whole = is_words && matches!(self.memory, Memory::Local | Memory::Frame);
+        let unit = if is_words { 2 * WORD_BYTES } else { element_bytes.max(1) };
+        (start / unit..end.div_ceil(unit)).map(move |number| {
+            let word = number * unit..(number + 1) * unit;
+            if is_whole { word } else { word.start.max(start)..word.end.min(end) }
+        })
+    }
 }
 
 /// The state of the checks of a launch.
@@ -210,22 +229,13 @@ impl Shadow {
         }
     }
 
-    /// The bytes that the launch has not written, as ranges.
-    fn unwritten(&mut self, address: u64, size_bytes: u64) -> Vec<Range<u64>> {
-        let mut found: Vec<Range<u64>> = Vec::new();
-        let mut at = address;
-        self.pages(address, size_bytes, |page, bytes| {
-            for byte in bytes {
-                if !page.is_written(byte) {
-                    match found.last_mut() {
-                        Some(last) if last.end == at => last.end += 1,
-                        _ => found.push(at..at + 1),
-                    }
-                }
-                at += 1;
-            }
+    /// True if the launch has written none of these bytes.
+    fn is_unwritten(&mut self, address: u64, size_bytes: u64) -> bool {
+        let mut is_unwritten = true;
+        self.pages(address, size_bytes, |page, mut bytes| {
+            is_unwritten &= !bytes.any(|byte| page.is_written(byte))
         });
-        found
+        is_unwritten
     }
 
     fn set_written(&mut self, address: u64, size_bytes: u64) {
@@ -496,11 +506,16 @@ impl<'r> Checker<'r> {
         };
         let size_bytes = noted.size_bytes;
         let is_read = matches!(noted.touch, Touch::Read | Touch::Atomic);
+        let is_known_before = |bytes: Range<u64>| {
+            space == "global"
+                && (device.is_written(bytes.start, bytes.end - bytes.start)
+                    || bytes.into_iter().any(|byte| device.is_written(byte, 1)))
+        };
         let is_unwritten = is_read
-            && shadow
-                .unwritten(address, size_bytes)
-                .into_iter()
-                .any(|bytes| space != "global" || !device.is_written(bytes.start, bytes.end - bytes.start));
+            && noted.units(address).any(|bytes| {
+                let len = bytes.end - bytes.start;
+                shadow.is_unwritten(bytes.start, len) && !is_known_before(bytes)
+            });
         // Each byte is reported once, and asked for once.
         shadow.set_written(address, size_bytes);
         if is_unwritten {

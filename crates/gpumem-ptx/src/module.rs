@@ -25,6 +25,7 @@ pub struct Entry {
     parameters: Vec<Parameter>,
     parameter_bytes: usize,
     block_max: Option<[u32; 3]>,
+    block_required: Option<[u32; 3]>,
     program: Result<Program, PtxError>,
 }
 
@@ -95,17 +96,18 @@ impl Module {
                 other => other.map_err(|error| error.error),
             };
             let (parameters, parameter_bytes) = layout(function);
-            let block_max = function.limits.iter().find(|(name, _)| matches!(*name, ".maxntid" | ".reqntid"));
-            let block_max = block_max.map(|(_, numbers)| {
-                core::array::from_fn(|axis| {
-                    numbers.get(axis).map_or(1, |n| u32::try_from(*n).unwrap_or(u32::MAX))
-                })
-            });
+            let block = |directive: &str| {
+                let (_, numbers) = function.limits.iter().find(|(name, _)| *name == directive)?;
+                let number = |axis| numbers.get(axis).map_or(1, |n| u32::try_from(*n).unwrap_or(u32::MAX));
+                Some([0, 1, 2].map(number))
+            };
+            let (block_max, block_required) = (block(".maxntid"), block(".reqntid"));
             entries.push(Entry {
                 name: function.name.to_string(),
                 parameters,
                 parameter_bytes,
-                block_max,
+                block_max: block_required.or(block_max),
+                block_required,
                 program,
             });
         }
@@ -237,10 +239,16 @@ impl Entry {
         self.parameter_bytes
     }
 
-    /// The largest block that the text allows, if it states one.
+    /// The largest block that the text allows, if it states one. The product counts, not each direction.
     #[must_use]
     pub fn block_max(&self) -> Option<[u32; 3]> {
         self.block_max
+    }
+
+    /// The only block that the text allows, if it states one (`.reqntid`).
+    #[must_use]
+    pub fn block_required(&self) -> Option<[u32; 3]> {
+        self.block_required
     }
 
     /// The static shared memory of a block, in bytes.

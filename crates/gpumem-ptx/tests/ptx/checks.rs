@@ -364,6 +364,33 @@ fn bytes_that_nobody_has_written() {
     assert!(found[0].contains("reads 4 bytes at 0x4 of local memory"), "{found:?}");
 }
 
+/// A compiler copies a structure with the bytes between its members.
+#[test]
+fn padding_of_structures_is_no_unwritten_read() {
+    let local = ".local .align 8 .b8 depot[24]; mov.u64 %rd4, depot;\n";
+    for lines in [
+        // {char; int} in shared memory, read as two words.
+        "st.shared.u8 [%rd3], %r0; ld.shared.u32 %r1, [%rd3];",
+        // {int; double; char} in local memory: the tail.
+        "st.local.u32 [%rd4], %r0; st.local.u8 [%rd4+16], %r0; ld.local.v4.u16 {%h0, %h1, %h2, %h3}, [%rd4+16]; ld.local.u64 %rd5, [%rd4];",
+        "st.local.u8 [%rd4+16], %r0; ld.local.v4.u8 {%h0, %h1, %h2, %h3}, [%rd4+16]; ld.local.v4.u8 {%h0, %h1, %h2, %h3}, [%rd4+20];",
+    ] {
+        assert_eq!(hazards(&format!("{local}{lines}"), 1), [""; 0], "{lines}");
+    }
+    for lines in [
+        // The second of two words, and a half word of its own.
+        "st.shared.u32 [%rd3], %r0; ld.shared.v2.u32 {%r1, %r2}, [%rd3];",
+        "st.local.u32 [%rd4], %r0; ld.local.v4.u32 {%r1, %r2, %r3, %r4}, [%rd4];",
+        "st.local.u8 [%rd4], %r0; ld.local.u16 %h1, [%rd4+2];",
+        "st.local.u8 [%rd4], %r0; ld.local.v4.u8 {%h0, %h1, %h2, %h3}, [%rd4+8];",
+        "st.shared.u8 [%rd3], %r0; ld.shared.u8 %h1, [%rd3+1];",
+    ] {
+        let found = checked(&format!("{local}{lines}"), 1).hazards;
+        let is_found = matches!(found[..], [KernelMistake { mistake: Mistake::Uninitialised { .. }, .. }]);
+        assert!(is_found, "{lines} {found:?}");
+    }
+}
+
 #[test]
 fn what_a_kernel_prints_is_formatted_as_in_c() {
     let text = format!(

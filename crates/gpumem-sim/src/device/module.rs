@@ -6,6 +6,7 @@ use crate::device::launch::Kernel;
 use crate::device::{BLOCK_MAX, BLOCK_THREADS_MAX, GRID_MAX};
 use gpumem_ptx::Entry;
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A module that a context has loaded.
@@ -23,6 +24,8 @@ pub(crate) struct Function {
     pub(crate) module: Handle,
     pub(crate) context: Handle,
     pub(crate) body: Body,
+    /// The entry's name, for the program.
+    pub(crate) name: CString,
     pub(crate) shared_bytes_max: i32,
 }
 
@@ -80,6 +83,7 @@ impl Shape {
         if fits(self.grid, GRID_MAX)
             && fits(self.block, BLOCK_MAX)
             && threads <= BLOCK_THREADS_MAX.min(threads_max)
+            && entry.block_required().is_none_or(|block| block == self.block)
             && is_shared_ok
         {
             Ok(())

@@ -72,7 +72,8 @@ pub enum Finding {
         /// The allocation that is or was at the address.
         allocation: Option<Origin>,
     },
-    /// A module or a kernel of one cannot run here. The return code said so, and the program may have gone another way.
+    /// A module, a kernel of one or a launch cannot run here. The return code said so, and the program may have gone another way. With
+    /// `CUDA_SUCCESS`, a module was loaded, and kernels of it cannot run.
     Module {
         /// The function that was called.
         call: &'static str,
@@ -255,6 +256,7 @@ impl Finding {
             Self::Hazard { kind: HazardKind::UndefinedLane, .. } => "value of a lane that takes no part",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
+            Self::Module { code: CUresult::CUDA_SUCCESS, .. } => "kernels that cannot run",
             Self::Module { .. } => "refused module",
             Self::Leak { .. } => "leak",
         }
@@ -358,6 +360,9 @@ impl fmt::Display for Finding {
             Self::Refused { call, code, address, allocation, .. } => {
                 write!(f, "{call}({address:#x}) returned {code}")?;
                 show_allocation(f, allocation)
+            }
+            Self::Module { call, code: CUresult::CUDA_SUCCESS, text } => {
+                write!(f, "{call}: {}", Shown::sentence(text))
             }
             Self::Module { call, code, text } => {
                 write!(f, "{call} returned {code}: {}", Shown::sentence(text.trim_end()))
