@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod alias;
+mod approximate;
 mod boxes;
 mod calls;
 mod capture;
