@@ -378,8 +378,8 @@ fn of_options(text: &str, texts: &mut Texts) {
     texts.add(&rule);
     gpumem_sim::driver(SimConfig::small().rule(rule)).err().iter().for_each(|error| texts.add_error(error));
     let shared: &'static str = Box::leak(text.to_owned().into_boxed_str());
-    texts.add(&AccessKind::KernelRead(shared));
-    texts.add(&AccessKind::KernelWrite(shared));
+    texts.add(&AccessKind::KernelRead(shared.into()));
+    texts.add(&AccessKind::KernelWrite(shared.into()));
     let fault = Finding::Fault {
         kind: FaultKind::Kernel,
         code: CUresult(700),
@@ -390,7 +390,7 @@ fn of_options(text: &str, texts: &mut Texts) {
     texts.add(&fault);
     let (block, thread, address) = ([0; 3], [1; 3], Some(7));
     texts.add(&KernelPlace {
-        kernel: shared,
+        kernel: shared.into(),
         line: 3,
         source_line: Some(text.into()),
         block,

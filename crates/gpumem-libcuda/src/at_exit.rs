@@ -69,7 +69,7 @@ fn json(finding: &Finding) -> String {
     let object = serde_json::json!({
         "name": finding.name(),
         "text": finding.to_string(),
-        "kernel": place.map(|place| place.kernel),
+        "kernel": place.map(|place| &*place.kernel),
         "ptx_line": place.map(|place| place.line),
         "source": place.and_then(|place| place.source_line.as_deref()),
         "block": place.map(|place| place.block),

@@ -5,6 +5,7 @@ use crate::report::origins::CallStack;
 use core::fmt;
 use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
+use std::sync::Arc;
 
 /// An error in the program under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +94,7 @@ pub enum Finding {
 #[derive(Clone, PartialEq, Eq)]
 pub struct KernelPlace {
     /// The kernel's name.
-    pub kernel: &'static str,
+    pub kernel: Arc<str>,
     /// The line of its PTX, from 1.
     pub line: u32,
     /// The file and line of its source, if the PTX states them (`-lineinfo` of the compiler): `scale.cu:3`.
@@ -190,7 +191,7 @@ pub struct Access {
 }
 
 /// The kind of an access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessKind {
     /// A copy read.
@@ -200,9 +201,9 @@ pub enum AccessKind {
     /// A memset wrote.
     Memset,
     /// A kernel of this name read.
-    KernelRead(&'static str),
+    KernelRead(Arc<str>),
     /// A kernel of this name wrote.
-    KernelWrite(&'static str),
+    KernelWrite(Arc<str>),
     /// Memory was allocated in stream order.
     Allocation,
     /// Memory was freed.
@@ -285,18 +286,18 @@ impl Finding {
 }
 
 fn race_name(first: &Access, second: &Access) -> &'static str {
-    let kinds = [first.kind, second.kind];
-    if kinds.contains(&AccessKind::Free) {
+    let kinds = [&first.kind, &second.kind];
+    if kinds.contains(&&AccessKind::Free) {
         "free not ordered after a use"
-    } else if kinds.contains(&AccessKind::Unregister) {
+    } else if kinds.contains(&&AccessKind::Unregister) {
         "unregistering not ordered after a use"
-    } else if kinds.contains(&AccessKind::Unmap) {
+    } else if kinds.contains(&&AccessKind::Unmap) {
         "unmapping not ordered after a use"
-    } else if kinds.contains(&AccessKind::Map) {
+    } else if kinds.contains(&&AccessKind::Map) {
         "use not ordered after the mapping"
-    } else if kinds.contains(&AccessKind::Allocation) {
+    } else if kinds.contains(&&AccessKind::Allocation) {
         "use not ordered after the allocation"
-    } else if kinds.contains(&AccessKind::HostRead) || kinds.contains(&AccessKind::HostWrite) {
+    } else if kinds.contains(&&AccessKind::HostRead) || kinds.contains(&&AccessKind::HostWrite) {
         "host access not ordered with the device's"
     } else if first.address != second.address {
         "unordered use through an alias"
@@ -350,7 +351,7 @@ impl fmt::Display for Finding {
                 show_allocation(f, allocation)
             }
             Self::Hazard { place, text, allocation, .. } => {
-                write!(f, "kernel `{}` at {}", Shown::name(place.kernel), Shown::sentence(text))?;
+                write!(f, "kernel `{}` at {}", Shown::name(&place.kernel), Shown::sentence(text))?;
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {
@@ -374,7 +375,7 @@ impl fmt::Display for Finding {
 
 impl fmt::Display for KernelPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel `{}`, line {}", Shown::name(self.kernel), self.line)?;
+        write!(f, "kernel `{}`, line {}", Shown::name(&self.kernel), self.line)?;
         self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))?;
         let triple = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
         write!(f, ", block {}, thread {}", triple(self.block), triple(self.thread))

@@ -5,7 +5,7 @@ use crate::base::handle::Handle;
 use crate::device::declared::Declared;
 use crate::device::image::{COMPUTE_CAPABILITY, ImageError, cannot_run};
 use crate::device::launch::QueuedLaunch;
-use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape, kept_name};
+use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape};
 use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES, SHARED_BYTES_OPTIN};
 use crate::machine::Machine;
 use crate::report::finding::Finding;
@@ -111,7 +111,7 @@ impl Machine {
             return Ok(handle);
         }
         let kernel = self.kernels.get(name).copied();
-        let body = Body { name: kept_name(name), kernel, text, entry, variables };
+        let body = Body { name: name.into(), kernel, text, entry, variables };
         // A name of PTX has no NUL in it.
         let name = CString::new(name).map_err(|_| NOT_FOUND)?;
         self.functions.insert(Function { module, context, body, name, shared_bytes_max: SHARED_BYTES })
