@@ -144,7 +144,7 @@ cases! {
         compare(&raw, "rcp.approx.ftz.f32 %f0, %f1;", [&signed, &one], |a, _| 1.0 / a, |_| Bound::Relative(-23.0));
         compare(&raw, "rcp.approx.f32 %f0, %f1;", [&signed, &one], |a, _| 1.0 / a, |_| Bound::Relative(-23.0));
         compare(&raw, "sqrt.approx.f32 %f0, %f1;", [&positive, &one], |a, _| a.sqrt(), |_| Bound::Relative(-23.0));
-        compare(&raw, "rsqrt.approx.f32 %f0, %f1;", [&positive, &one], |a, _| 1.0 / a.sqrt(), |_| Bound::Relative(-22.4));
+        compare(&raw, "rsqrt.approx.f32 %f0, %f1;", [&positive, &one], |a, _| 1.0 / a.sqrt(), |_| Bound::Relative(-22.9));
         let zeros = [(0.0, INFINITE), (-0.0, -INFINITE), (INFINITE, 0.0), (NAN, NAN)];
         compare_special(&raw, "rcp.approx.f32 %f0, %f1;", &[&zeros[..], &[(-INFINITE, -0.0)]].concat());
         compare_special(&raw, "rsqrt.approx.f32 %f0, %f1;", &[&zeros[..], &[(-1.0, NAN), (-INFINITE, NAN)]].concat());

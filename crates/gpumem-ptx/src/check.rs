@@ -188,6 +188,8 @@ struct Shadow(HashMap<u64, Page>);
 
 const PAGE_BYTES: u64 = 1024;
 const WORD_BYTES: u64 = 4;
+/// The copies of one thread that are known at the same time.
+const COPIES_MAX: usize = 1 << 14;
 /// The hazards of one launch that are kept, each with other places in the text.
 const HAZARDS_MAX: usize = 32;
 
@@ -616,9 +618,11 @@ impl<'r> Checker<'r> {
             if noted.touch == Touch::Copy {
                 let copy = PendingCopy { address: noted.address, size_bytes: noted.size_bytes, mark };
                 let (group, list) = copies.of_threads.entry(noted.thread).or_default();
-                list.push((*group, copy));
-                let of = (noted.thread, noted.step);
-                copies.words.extend(words(noted.address, noted.size_bytes).map(|word| (word, of)));
+                if list.len() < COPIES_MAX {
+                    list.push((*group, copy));
+                    let of = (noted.thread, noted.step);
+                    copies.words.extend(words(noted.address, noted.size_bytes).map(|word| (word, of)));
+                }
             } else if !copies.words.is_empty() {
                 let mut known = words(noted.address, noted.size_bytes);
                 pending = known.find_map(|word| copies.words.get(&word).copied());

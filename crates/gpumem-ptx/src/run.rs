@@ -3,6 +3,7 @@
 mod access;
 mod block;
 mod call;
+mod follow;
 mod group;
 mod matrix;
 mod print;

@@ -58,10 +58,7 @@ impl Warp {
             self.pass(run, mask, passed.size_bytes, (passed.from, caller), (*location, frame));
         }
         // The callee has values of its own in the registers.
-        self.undefined.retain(|register, origin| {
-            origin.lanes &= if *register >= frame.registers { !mask } else { u32::MAX };
-            origin.lanes != 0
-        });
+        self.undefined.remove_from(frame.registers, mask);
         let group = self.split(index, mask);
         group.callers.push(Frame { call: pc, ..caller });
         group.frame = frame;
@@ -169,7 +166,7 @@ impl Warp {
         match (from, to) {
             (Location::Slot(from), Location::Slot(crate::program::Slot::Register(to))) => {
                 let value = slot(self, from);
-                self.define(target.registers + to, mask);
+                self.undefined.remove(target.registers + to, mask);
                 self.write(target.registers + to, &value, mask);
             }
             (Location::Slot(from), Location::Frame(offset)) => {
@@ -190,7 +187,7 @@ impl Warp {
                     value[lane] =
                         cells.iter().rev().fold(0, |value, cell| value << 8 | u64::from(cell.get()));
                 }
-                self.define(target.registers + to, mask);
+                self.undefined.remove(target.registers + to, mask);
                 self.write(target.registers + to, &value, mask);
             }
             (Location::Frame(from), Location::Frame(to)) => {

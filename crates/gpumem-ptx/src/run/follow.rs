@@ -9,59 +9,42 @@ use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
 use crate::program::{Access, Callee, Memory, Op, Slot};
 use crate::run::Run;
+use crate::run::undefined::Origin;
 use crate::run::warp::{Warp, bits};
-use std::collections::HashMap;
-
-/// The lanes of registers that have undefined values, and where they come from.
-pub(crate) type Undefined = HashMap<u32, Origin>;
-
-/// Of one register.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Origin {
-    pub(crate) lanes: u32,
-    /// The shuffle.
-    pub(crate) step: u32,
-    /// The lane that it wanted a value of.
-    pub(crate) source: u32,
-}
 
 impl Warp {
     /// The undefined lanes of an operand.
-    pub(crate) fn undefined_lanes(&self, base: u32, slot: Slot, active: u32) -> Option<Origin> {
-        let Slot::Register(register) = slot else { return None };
-        let origin = self.undefined.get(&(base + register))?;
-        let lanes = origin.lanes & active;
-        (lanes != 0).then_some(Origin { lanes, ..*origin })
-    }
-
-    /// Lanes of a register have defined values from now on.
-    pub(crate) fn define(&mut self, register: u32, lanes: u32) {
-        if let Some(origin) = self.undefined.get_mut(&register) {
-            origin.lanes &= !lanes;
-            if origin.lanes == 0 {
-                self.undefined.remove(&register);
-            }
-        }
-    }
-
-    /// Lanes of a register have undefined values from now on, and the others of `active` have defined ones.
-    pub(crate) fn undefine(&mut self, register: u32, active: u32, origin: Option<Origin>) {
-        self.define(register, active);
-        if let Some(Origin { lanes, step, source }) = origin.filter(|origin| origin.lanes != 0) {
-            let known = self.undefined.entry(register).or_default();
-            *known = Origin { lanes: known.lanes | lanes, step, source };
+    fn undefined_lanes(&self, base: u32, slot: Slot, active: u32) -> Option<Origin> {
+        match slot {
+            Slot::Register(register) => self.undefined.among(base + register, active),
+            _ => None,
         }
     }
 
     /// Follows undefined values through an instruction that the lanes `active` of `mask` are about to execute.
     pub(crate) fn follow(&mut self, run: &mut Run<'_>, pc: u32, base: u32, (mask, active): (u32, u32)) {
         let step = &run.program.steps[pc as usize];
-        if let Some(guard) = step.guard {
+        let guard = step.guard.and_then(|guard| self.undefined.among(base + guard.register, mask));
+        let target = match step.op {
+            Op::Alu { to, .. } | Op::Logic { to, .. } | Op::Insert { to, .. } => Some(base + to),
+            _ => None,
+        };
+        if let (Some(guard), Some(_), None) = (step.guard, guard, target) {
             self.used(run, pc, base, &[Slot::Register(guard.register)], mask);
         }
+        self.follow_values(run, pc, base, active);
+        // Whether the target has the new value is open.
+        if let (Some(origin), Some(target)) = (guard, target) {
+            self.undefined.add(target, origin);
+        }
+    }
+
+    /// The same, without the guard.
+    fn follow_values(&mut self, run: &mut Run<'_>, pc: u32, base: u32, active: u32) {
         if active == 0 {
             return;
         }
+        let step = &run.program.steps[pc as usize];
         match &step.op {
             Op::Alu { function, to, inputs } => {
                 let compute = |inputs: &[Lanes]| match function {
@@ -96,7 +79,7 @@ impl Warp {
             }
             Op::Load { to, from } => {
                 self.used(run, pc, base, &[from.at], active);
-                to.iter().flatten().for_each(|to| self.define(base + to, active));
+                to.iter().flatten().for_each(|to| self.undefined.remove(base + to, active));
             }
             Op::Store { values, to } => {
                 self.used(run, pc, base, &[to.at], active);
@@ -106,7 +89,7 @@ impl Warp {
             }
             Op::Atomic { to, at, inputs, .. } => {
                 self.used(run, pc, base, &[at.at, inputs[0], inputs[1]], active);
-                to.iter().for_each(|to| self.define(base + to, active));
+                to.iter().for_each(|to| self.undefined.remove(base + to, active));
             }
             Op::Copy { to, from, source_bytes, .. } => {
                 let at = [to.at, from.at, source_bytes.unwrap_or(to.at)];
@@ -124,9 +107,9 @@ impl Warp {
             | Op::Vote { to, .. }
             | Op::MatchAny { to, .. }
             | Op::Reduce { to, .. }
-            | Op::Print { to, .. } => self.define(base + to, active),
+            | Op::Print { to, .. } => self.undefined.remove(base + to, active),
             Op::MatchAll { to, is_equal: second, .. } | Op::Elect { to, is_elected: second, .. } => {
-                to.iter().chain(second).for_each(|to| self.define(base + to, active));
+                to.iter().chain(second).for_each(|to| self.undefined.remove(base + to, active));
             }
             // A shuffle does it itself. Of the others, what they write is not followed.
             _ => {}
@@ -145,7 +128,7 @@ impl Warp {
         let origins: Vec<Option<Origin>> =
             inputs.iter().map(|slot| self.undefined_lanes(base, *slot, active)).collect();
         let Some(first) = origins.iter().flatten().next().copied() else {
-            self.define(base + to, active);
+            self.undefined.remove(base + to, active);
             return;
         };
         let values: Vec<Lanes> = inputs.iter().map(|slot| *self.lanes(run, base, *slot)).collect();
@@ -168,7 +151,8 @@ impl Warp {
             differing |= lanes.fold(0, |mask, lane| mask | 1 << lane);
         }
         let lanes = origins.iter().flatten().fold(0, |mask, origin| mask | origin.lanes) & differing;
-        self.undefine(base + to, active, Some(Origin { lanes, ..first }));
+        self.undefined.remove(base + to, active);
+        self.undefined.add(base + to, Origin { lanes, ..first });
     }
 
     /// Reports undefined values among operands that decide something. From then on they count as defined.
@@ -182,7 +166,7 @@ impl Warp {
                 checker.report((origin.step, thread), pc, mistake);
             }
             if let Slot::Register(register) = slot {
-                self.define(base + register, origin.lanes);
+                self.undefined.remove(base + register, origin.lanes);
             }
         }
     }

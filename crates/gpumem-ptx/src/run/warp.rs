@@ -711,7 +711,11 @@ impl Warp {
             if is_followed {
                 // Both lanes execute the instruction, and the mask has both.
                 let taking_part = active & named.map_or(u32::MAX, |named| named[lane] as u32);
-                let known = match self.undefined_lanes(base, shuffle.input, 1 << source) {
+                let known = match shuffle.input {
+                    Slot::Register(register) => self.undefined.among(base + register, 1 << source),
+                    _ => None,
+                };
+                let known = match known {
                     _ if taking_part >> lane & 1 == 0 => Some(Origin { lanes: 0, step, source: own }),
                     _ if taking_part >> source & 1 == 0 => Some(Origin { lanes: 0, step, source }),
                     known => known,
@@ -723,8 +727,9 @@ impl Warp {
             }
         }
         if is_followed {
-            self.undefine(base + shuffle.to, active, undefined);
-            shuffle.is_valid.iter().for_each(|is_valid| self.define(base + is_valid, active));
+            shuffle.is_valid.iter().for_each(|is_valid| self.undefined.remove(base + is_valid, active));
+            self.undefined.remove(base + shuffle.to, active);
+            undefined.into_iter().for_each(|origin| self.undefined.add(base + shuffle.to, origin));
         }
         self.write(base + shuffle.to, &value, active);
         if let Some(is_valid) = shuffle.is_valid {

@@ -269,6 +269,11 @@ fn shuffles_of_lanes_that_do_not_take_part() {
             16,
         ),
         ("shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nxor.b32 %r1, %r1, %r1;\n", 16),
+        (
+            "mov.u32 %r2, 0; shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nsetp.eq.u32 %p1, %r1, 9; @%p1 mov.u32 %r2, 1;\n\
+             setp.gt.u32 %p2, %r0, 7; @%p2 ret; mov.u32 %r1, %r2;\n",
+            16,
+        ),
         // The sum of 16 lanes: lane 0 gets nothing undefined, and it alone stores.
         (
             "mov.u32 %r1, %r0; shfl.sync.down.b32 %r2, %r1, 8, 31, -1; add.u32 %r1, %r1, %r2; shfl.sync.down.b32 %r2, %r1, 4, 31, -1;\n\
@@ -293,6 +298,13 @@ fn shuffles_of_lanes_that_do_not_take_part() {
         // It decides a branch, gives an address, or goes on through arithmetic and another shuffle.
         (
             "shfl.sync.idx.b32 %r1, %r0, 20, 31, -1;\nsetp.eq.u32 %p0, %r1, 1; @%p0 bra END; add.u32 %r0, %r0, 1;\nEND:",
+            20,
+            0,
+            11,
+        ),
+        // Whether a value is written depends on it.
+        (
+            "shfl.sync.idx.b32 %r1, %r0, 20, 31, -1;\nmov.u32 %r2, 0; setp.eq.u32 %p0, %r1, 1; @%p0 mov.u32 %r2, 7; st.global.u32 [%rd2], %r2;",
             20,
             0,
             11,
