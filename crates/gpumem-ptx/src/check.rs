@@ -74,7 +74,7 @@ impl Noted {
         let is_whole = is_words && matches!(self.memory, Memory::Local | Memory::Frame);
         let unit = if is_words { 2 * WORD_BYTES } else { element_bytes.max(1) };
         (start / unit..end.div_ceil(unit)).map(move |number| {
-            let word = number * unit..(number + 1) * unit;
+            let word = number * unit..(number + 1).saturating_mul(unit);
             if is_whole { word } else { word.start.max(start)..word.end.min(end) }
         })
     }
