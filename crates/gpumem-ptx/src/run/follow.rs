@@ -22,6 +22,7 @@ impl Warp {
     }
 
     /// Follows undefined values through an instruction that the lanes `active` of `mask` are about to execute.
+    #[cold]
     pub(crate) fn follow(&mut self, run: &mut Run<'_>, pc: u32, base: u32, (mask, active): (u32, u32)) {
         let step = &run.program.steps[pc as usize];
         let guard = step.guard.and_then(|guard| self.undefined.among(base + guard.register, mask));

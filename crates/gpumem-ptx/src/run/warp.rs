@@ -134,6 +134,7 @@ impl Warp {
         end: u64,
     ) -> Result<Pause, Stopped> {
         let program = run.program;
+        let is_checked = run.checker.is_some();
         loop {
             group::join(&mut self.groups);
             let next = group::next(&self.groups);
@@ -170,7 +171,7 @@ impl Warp {
                         mask & if guard.is_negated { !holds } else { holds }
                     }
                 };
-                if !self.undefined.is_empty() {
+                if is_checked && !self.undefined.is_empty() {
                     self.follow(run, pc, base, (mask, active));
                 }
                 match &step.op {
