@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod alias;
+mod approximate;
 mod boxes;
 mod calls;
 mod capture;
 mod conformance;
+mod functions;
 mod hundred;
 mod instructions;
 mod managed;

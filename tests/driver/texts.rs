@@ -2,9 +2,13 @@
 
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_ptx::{Checks, DeviceMemory, Launch, Module, Region};
+use gpumem_sim::{Sim, SimConfig};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::Raw;
-use gpumem_tests::fixtures::random_ptx::{WORDS_IN, WORDS_OUT, forms, matrix_forms, module, module_of};
+use gpumem_tests::fixtures::random_ptx::{
+    WORDS_IN, WORDS_OUT, branching_module, forms, matrix_forms, module, module_of,
+};
+use gpumem_tests::sys::Driver;
 use std::cell::Cell;
 use std::ffi::CString;
 use std::ptr::null_mut;
@@ -107,9 +111,10 @@ fn on_host(module: &Module, number: usize, input: &[u64]) -> Vec<u64> {
         variables: &[],
         seed: 1,
         steps_max: 1 << 20,
-        checks: Checks::default(),
+        checks: Checks { races: true, uninitialised: true },
     };
-    assert_eq!(entry.run(launch, &buffers).unwrap().mistake, None);
+    let outcome = entry.run(launch, &buffers).unwrap();
+    assert_eq!((outcome.mistake, outcome.hazards), (None, Vec::new()), "k{number}");
     let bytes: Vec<u8> = buffers.output.iter().map(Cell::get).collect();
     bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
@@ -168,29 +173,82 @@ cases! {
 
     /// 2,000 random programs on a GPU, 100 on the simulator.
     fn random_programs(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let modules = if gpumem_sim::Sim::of(driver).is_some() { 2 } else { 40 };
-        let mut differences = Vec::new();
-        for seed in 1..=modules {
-            let (text, input) = (module(seed, KERNELS), inputs(seed));
-            let parsed = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
-            for (number, found) in on_driver(&raw, &text, KERNELS, &input).into_iter().enumerate() {
-                let expected = on_host(&parsed, number, &input);
-                if let Some(at) = difference(&found, &expected) {
-                    differences.push((seed, number, at, found[at], expected[at]));
-                }
+        all_are_equal(driver, module);
+    }
+
+    /// As many with branches, loops, barriers, and what lanes do together.
+    fn random_programs_with_branches(driver: &Driver) {
+        all_are_equal(driver, branching_module);
+    }
+}
+
+fn all_are_equal(driver: &Driver, program: fn(u64, usize) -> String) {
+    let raw = Raw::new(driver).unwrap();
+    let modules = if Sim::of(driver).is_some() { 2 } else { 40 };
+    let mut differences = Vec::new();
+    for seed in 1..=modules {
+        let (text, input) = (program(seed, KERNELS), inputs(seed));
+        let parsed = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+        for (number, found) in on_driver(&raw, &text, KERNELS, &input).into_iter().enumerate() {
+            let expected = on_host(&parsed, number, &input);
+            if let Some(at) = difference(&found, &expected) {
+                differences.push((seed, number, at, found[at], expected[at]));
             }
         }
-        let texts = differences.iter().take(8).map(|(seed, number, at, found, expected)| {
-            format!(
-                "module {seed}, kernel {number}, word {} of a thread with {:x?}: the driver has {found:#x}, the host {expected:#x}\n{}",
-                at % WORDS_OUT,
-                &inputs(*seed)[at / WORDS_OUT * WORDS_IN..][..WORDS_IN],
-                text_of(&module(*seed, KERNELS), *number)
-            )
-        });
-        let texts: Vec<String> = texts.collect();
-        let all = modules as usize * KERNELS;
-        assert!(differences.is_empty(), "{} of {all} programs differ\n{}", differences.len(), texts.join("\n"));
+    }
+    let texts = differences.iter().take(8).map(|(seed, number, at, found, expected)| {
+        format!(
+            "module {seed}, kernel {number}, word {} of a thread with {:x?}: the driver has {found:#x}, the host {expected:#x}\n{}",
+            at % WORDS_OUT,
+            &inputs(*seed)[at / WORDS_OUT * WORDS_IN..][..WORDS_IN],
+            text_of(&program(*seed, KERNELS), *number)
+        )
+    });
+    let texts: Vec<String> = texts.collect();
+    let all = modules as usize * KERNELS;
+    assert!(differences.is_empty(), "{} of {all} programs differ\n{}", differences.len(), texts.join("\n"));
+}
+
+/// Programs with branches compute the same, whichever warp runs first, and nothing is found in them.
+#[test]
+fn programs_with_branches_depend_on_no_order() {
+    for seed in 1..=4 {
+        let config = SimConfig::new().seed(seed).kernel_races(true).uninitialised(true);
+        let driver = gpumem_sim::driver(config).unwrap();
+        let (text, input) = (branching_module(seed, KERNELS), inputs(seed));
+        let parsed = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+        let found = on_driver(&Raw::new(&driver).unwrap(), &text, KERNELS, &input);
+        let findings = Sim::of(&driver).unwrap().take_findings();
+        assert!(findings.is_empty(), "{findings:#?}");
+        for (number, found) in found.into_iter().enumerate() {
+            assert!(found == on_host(&parsed, number, &input), "{}", text_of(&text, number));
+        }
+    }
+}
+
+/// They have what they are for: each kind of statement is in many of them, and lanes take different ways.
+#[test]
+fn programs_with_branches_have_every_kind_of_statement() {
+    let text = branching_module(1, KERNELS);
+    for part in [
+        "\nbra L",
+        "@%q bra",
+        "bar.red.or.pred %q",
+        "vote.sync.any.pred %q",
+        "mov.pred %q",
+        "setp.eq.u32 %q, %c",
+        "shfl.sync.up",
+        "shfl.sync.down",
+        "shfl.sync.bfly",
+        "shfl.sync.idx",
+        "vote.sync.ballot",
+        "match.any",
+        "match.all",
+        "redux.sync",
+        "bar.sync 0",
+        "ld.shared.b64",
+        "bar.red.popc",
+    ] {
+        assert!(text.matches(part).count() >= 5, "{part}");
     }
 }

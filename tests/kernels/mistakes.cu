@@ -1,6 +1,6 @@
 // Kernels with one mistake each, and the same kernels without it. The mistake is in the line that ends in its name as a comment, or
 // between two such lines.
-// Compile with --generate-line-info: findings name that line.
+// Compile with --generate-line-info: findings name that line. Asynchronous copies need --gpu-architecture=compute_80.
 //
 // Unless the table of the tests says otherwise: `a` and `b` have `n` numbers, 4 blocks of 64 threads run, and n is 256.
 
@@ -273,6 +273,90 @@ template <bool WRONG> static __device__ void lock(int *a, int *b, int n) {
     }
 }
 
+// The blocks count together.
+template <bool WRONG> static __device__ void block_atomic(int *a, int *b, int n) {
+    if (WRONG)
+        atomicAdd_block(&b[0], 1); // block_atomic
+    else
+        atomicAdd(&b[0], 1);
+}
+
+// As missing_fence, with a fence that counts for the own block alone.
+template <bool WRONG> static __device__ void block_fence(int *a, int *b, int n) {
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        b[1 + blockIdx.x] = a[blockIdx.x]; // block_fence
+        if (WRONG)
+            __threadfence_block();
+        else
+            __threadfence();
+        is_last = atomicAdd(&b[0], 1) == (int)gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last && threadIdx.x < gridDim.x)
+        b[8 + threadIdx.x] = b[1 + threadIdx.x]; // block_fence
+}
+
+// One block publishes a number, and the others read it. The writer has a fence, and the readers need one.
+template <bool WRONG> static __device__ void reader_fence(int *a, int *b, int n) {
+    if (threadIdx.x != 0) return;
+    if (blockIdx.x == 0) {
+        b[1] = a[5]; // reader_fence
+        __threadfence();
+        atomicExch(&b[0], 1);
+    } else {
+        while (atomicAdd(&b[0], 0) == 0) {}
+        if (!WRONG) __threadfence();
+        b[8 + blockIdx.x] = b[1]; // reader_fence
+    }
+}
+
+static __device__ void copy_async(int *to, const int *from) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+}
+
+template <bool WRONG> static __device__ void copy_wait(int *a, int *b, int n) {
+    __shared__ int tile[64];
+    copy_async(&tile[threadIdx.x], &a[threadIdx.x]);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (!WRONG) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    b[blockIdx.x * blockDim.x + threadIdx.x] = tile[threadIdx.x]; // copy_wait
+}
+
+// Of two groups, the first one is wanted, and then both. Other threads need a barrier behind the wait.
+template <bool WRONG> static __device__ void copy_barrier(int *a, int *b, int n) {
+    __shared__ int tile[2][64];
+    for (int k = 0; k < 2; ++k) {
+        copy_async(&tile[k][threadIdx.x], &a[64 * k + threadIdx.x]);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    int sum = tile[0][threadIdx.x];
+    if (WRONG) __syncthreads();
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (!WRONG) __syncthreads();
+    sum += tile[1][63 - threadIdx.x]; // copy_barrier
+    b[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+
+// The mask has 16 lanes, and the source is another one.
+template <bool WRONG> static __device__ void shuffle_lane(int *a, int *b, int n) {
+    int value = a[threadIdx.x];
+    if (threadIdx.x % 32 < 16)
+        value += __shfl_xor_sync(0xffffu, value, WRONG ? 16 : 8); // shuffle_lane
+    b[blockIdx.x * blockDim.x + threadIdx.x] = value;
+}
+
+// A sum of 16 lanes: in the last steps, lanes take values that do not take part, and the first one takes none of them.
+template <bool WRONG> static __device__ void shuffle_sum(int *a, int *b, int n) {
+    if (threadIdx.x % 32 >= 16) return;
+    int sum = a[threadIdx.x];
+    for (int step = WRONG ? 16 : 8; step > 0; step /= 2)
+        sum += __shfl_down_sync(0xffffu, sum, step); // shuffle_sum
+    if (threadIdx.x % 32 == 0) b[2 * blockIdx.x + threadIdx.x / 32] = sum;
+}
+
 template <bool WRONG> static __device__ void unwritten_shared(int *a, int *b, int n) {
     __shared__ int tile[64];
     if (threadIdx.x < (WRONG ? 63 : 64)) tile[threadIdx.x] = a[threadIdx.x];
@@ -375,6 +459,13 @@ KERNELS(missing_fence)
 KERNELS(in_place)
 KERNELS(transposed)
 KERNELS(lock)
+KERNELS(block_atomic)
+KERNELS(block_fence)
+KERNELS(reader_fence)
+KERNELS(copy_wait)
+KERNELS(copy_barrier)
+KERNELS(shuffle_lane)
+KERNELS(shuffle_sum)
 KERNELS(unwritten_shared)
 KERNELS(unwritten_local)
 KERNELS(unwritten_global)

@@ -378,8 +378,8 @@ fn of_options(text: &str, texts: &mut Texts) {
     texts.add(&rule);
     gpumem_sim::driver(SimConfig::small().rule(rule)).err().iter().for_each(|error| texts.add_error(error));
     let shared: &'static str = Box::leak(text.to_owned().into_boxed_str());
-    texts.add(&AccessKind::KernelRead(shared));
-    texts.add(&AccessKind::KernelWrite(shared));
+    texts.add(&AccessKind::KernelRead(shared.into()));
+    texts.add(&AccessKind::KernelWrite(shared.into()));
     let fault = Finding::Fault {
         kind: FaultKind::Kernel,
         code: CUresult(700),
@@ -388,7 +388,15 @@ fn of_options(text: &str, texts: &mut Texts) {
         place: None,
     };
     texts.add(&fault);
-    texts.add(&KernelPlace { kernel: shared, line: 3, source_line: Some(text.into()) });
+    let (block, thread, address) = ([0; 3], [1; 3], Some(7));
+    texts.add(&KernelPlace {
+        kernel: shared.into(),
+        line: 3,
+        source_line: Some(text.into()),
+        block,
+        thread,
+        address,
+    });
     texts.add(&Finding::Module { call: "cuModuleLoadData", code: CUresult(218), text: text.into() });
     let mut process = ProcessUsage::default();
     (process.name, process.id) = (Some(text.into()), Some(7));

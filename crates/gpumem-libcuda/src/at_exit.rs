@@ -36,7 +36,10 @@ extern "C" fn at_exit() {
                 );
             }
             if !refused.is_empty() {
-                print(&listed("gpumem's simulator does not run all modules of this program:\n", &refused));
+                print(&listed(
+                    "gpumem's simulator does not run all modules and kernels of this program:\n",
+                    &refused,
+                ));
             }
             if !found.is_empty() {
                 print(&text(&report, &found));
@@ -66,9 +69,12 @@ fn json(finding: &Finding) -> String {
     let object = serde_json::json!({
         "name": finding.name(),
         "text": finding.to_string(),
-        "kernel": place.map(|place| place.kernel),
+        "kernel": place.map(|place| &*place.kernel),
         "ptx_line": place.map(|place| place.line),
         "source": place.and_then(|place| place.source_line.as_deref()),
+        "block": place.map(|place| place.block),
+        "thread": place.map(|place| place.thread),
+        "address": place.and_then(|place| place.address).map(|address| format!("{address:#x}")),
     });
     format!("{object}\n")
 }

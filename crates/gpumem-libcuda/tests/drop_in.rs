@@ -85,6 +85,28 @@ fn findings_have_the_form_that_is_asked_for() {
 }
 
 #[test]
+fn a_finding_in_a_kernel_has_its_place() {
+    let stderr = |form| {
+        let variables = [("GPUMEM_SIM_FINDINGS", form)];
+        String::from_utf8(run("child::overruns_in_a_kernel", &variables).stderr).unwrap()
+    };
+    let object: serde_json::Value = serde_json::from_str(&stderr("json")).unwrap();
+    let place = serde_json::json!({
+        "kernel": object["kernel"], "ptx_line": object["ptx_line"], "source": object["source"], "block": object["block"],
+        "thread": object["thread"],
+    });
+    let expected = serde_json::json!({
+        "kernel": "overrun", "ptx_line": 9, "source": "over.cu:7", "block": [1, 0, 0], "thread": [2, 0, 0],
+    });
+    assert_eq!(place, expected);
+    let address = object["address"].as_str().unwrap();
+    assert!(address.starts_with("0x") && object["text"].as_str().unwrap().contains(address), "{object}");
+    let annotation = stderr("github");
+    assert!(annotation.starts_with("::error file=over.cu,line=7,title="), "{annotation}");
+    assert!(annotation.contains("block (1, 0, 0), thread (2, 0, 0)"), "{annotation}");
+}
+
+#[test]
 fn why_a_module_was_refused_is_said_at_exit() {
     let output = run("child::loads_machine_code", &[]);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -187,6 +209,48 @@ mod child {
                 );
             }
             assert_eq!(table.cuCtxSynchronize.unwrap()(), CUresult::CUDA_SUCCESS);
+        }
+    }
+
+    const OVERRUN: &std::ffi::CStr = c".version 8.0
+.target sm_70
+.address_size 64
+.file 1 \"over.cu\"
+.visible .entry overrun(.param .u64 out) {
+    .reg .b32 %r<4>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r0, %r1, 4, %r0; mul.wide.u32 %rd1, %r0, 4;
+    .loc 1 7 0
+    add.u64 %rd1, %rd1, %rd0; st.global.u32 [%rd1], %r0;
+    ret;
+}";
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn overruns_in_a_kernel() {
+        let table = table();
+        let (mut context, mut module, mut function, mut address) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        let none = std::ptr::null_mut();
+        // SAFETY: the out-pointers live through the calls; the handles are the driver's own. The kernel writes past its memory, which the
+        // simulator refuses.
+        unsafe {
+            assert_eq!(table.cuInit.unwrap()(0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuDevicePrimaryCtxRetain.unwrap()(&mut context, 0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuCtxSetCurrent.unwrap()(context), CUresult::CUDA_SUCCESS);
+            let loaded = table.cuModuleLoadData.unwrap()(&mut module, OVERRUN.as_ptr().cast());
+            assert_eq!(loaded, CUresult::CUDA_SUCCESS);
+            let found = table.cuModuleGetFunction.unwrap()(&mut function, module, c"overrun".as_ptr());
+            assert_eq!(found, CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuMemAlloc_v2.unwrap()(&mut address, 24), CUresult::CUDA_SUCCESS);
+            let mut parameters = [(&raw mut address).cast()];
+            let parameters = parameters.as_mut_ptr();
+            let launch = table.cuLaunchKernel.unwrap();
+            // Under any order the first thread that is out of bounds is this one: the other block stays within.
+            assert_eq!(
+                launch(function, 2, 1, 1, 4, 1, 1, 0, none, parameters, none.cast()),
+                CUresult::CUDA_SUCCESS
+            );
+            assert_eq!(table.cuCtxSynchronize.unwrap()(), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         }
     }
 

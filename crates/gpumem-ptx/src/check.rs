@@ -1,15 +1,19 @@
 //! Optional checks of a launch: races between its threads, and reads of uninitialised bytes.
 //!
 //! A race is a pair of accesses to one byte by two threads, at least one of them a write and at least one of them weak, that nothing
-//! orders. What orders: a barrier of the block; `bar.warp.sync`; and an atomic or other strong access that reads what a thread wrote with
-//! an atomic or other strong access after a fence. The happens-before relation is kept as times (the steps of the run): for each thread,
-//! up to which time the accesses of the others come before its own. A byte keeps its last write and two reads, so a race may be missed,
-//! but one that is reported is one under the rules of PTX.
+//! orders. Two strong accesses are a race, too, if the scope of one of them leaves the other thread out. What orders: a barrier of the
+//! block; `bar.warp.sync`; and an atomic or other strong access, with a fence behind it, that reads what a thread wrote with an atomic or
+//! other strong access after a fence, if the scopes of all four have both threads. A barrier counts as the reader's fence. The
+//! happens-before relation is kept as times (the steps of the run): for each thread, up to which time the accesses of the others come
+//! before its own. A byte keeps its last write and two reads, so a race may be missed, but one that is reported is one under the rules of
+//! PTX.
+//!
+//! An asynchronous copy writes when its thread waits for it. Until then any access to its target is a mistake.
 
 use crate::fault::{KernelMistake, Mistake, place};
 use crate::memory::DeviceMemory;
 use crate::number::LANES;
-use crate::program::{Memory, Order, Program};
+use crate::program::{Memory, Order, Program, Scope};
 use core::ops::Range;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -19,7 +23,8 @@ use std::rc::Rc;
 pub struct Checks {
     /// Races between the threads of the launch, in shared and in global memory.
     pub races: bool,
-    /// Reads of shared, local and global memory that was never written.
+    /// Reads of shared, local and global memory that was never written, and uses of values that a shuffle took from a lane that does not
+    /// take part in it.
     pub uninitialised: bool,
 }
 
@@ -31,6 +36,8 @@ pub(crate) enum Touch {
     Write {
         is_same: bool,
     },
+    /// An asynchronous copy writes.
+    Copy,
     Atomic,
 }
 
@@ -48,10 +55,29 @@ pub(crate) struct Noted {
     pub(crate) memory: Memory,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
+    /// The size of an element, if it accesses several.
+    pub(crate) element_bytes: u8,
     /// The thread's number in the block.
     pub(crate) thread: u32,
     pub(crate) step: u32,
     pub(crate) time: u64,
+}
+
+impl Noted {
+    /// The parts of a read, each of which is unwritten if no byte of it was written. Compilers copy structures in words, of 8 bytes or of
+    /// an element of at least 4, and read what lies between the members with them.
+    fn units(&self, address: u64) -> impl Iterator<Item = Range<u64>> {
+        let (start, end) = (address, address.saturating_add(self.size_bytes));
+        let element_bytes = u64::from(self.element_bytes);
+        let is_words = element_bytes < WORD_BYTES && self.size_bytes > element_bytes;
+        // Of local memory, the whole word may be looked at.
+        let is_whole = is_words && matches!(self.memory, Memory::Local | Memory::Frame);
+        let unit = if is_words { 2 * WORD_BYTES } else { element_bytes.max(1) };
+        (start / unit..end.div_ceil(unit)).map(move |number| {
+            let word = number * unit..(number + 1).saturating_mul(unit);
+            if is_whole { word } else { word.start.max(start)..word.end.min(end) }
+        })
+    }
 }
 
 /// The state of the checks of a launch.
@@ -67,7 +93,7 @@ pub(crate) struct Checker<'r> {
     global: Shadow,
     /// The times that a thread learns by a strong read of an address: those that the last strong write published. The key has the block of
     /// an address in shared memory.
-    released: HashMap<(Option<u64>, u64), Known>,
+    released: HashMap<(Option<u64>, u64), Released>,
     hazards: Vec<KernelMistake>,
     seen: HashSet<(u32, u32)>,
 }
@@ -82,14 +108,47 @@ struct BlockState {
     warps: Vec<[[u64; LANES]; LANES]>,
     /// The threads that have arrived at a barrier of a part of the block, with the times that they knew.
     arrived: HashMap<u32, Vec<(u32, Known)>>,
+    copies: Copies,
+}
+
+/// The asynchronous copies of a block that were not waited for.
+#[derive(Default)]
+struct Copies {
+    /// By threads: the groups that are complete, and the copies with their groups.
+    of_threads: HashMap<u32, (u64, Vec<(u64, PendingCopy)>)>,
+    /// By words of the shared memory: the thread of the copy, and its step.
+    words: HashMap<u64, (u32, u32)>,
+}
+
+#[derive(Clone, Copy)]
+struct PendingCopy {
+    address: u64,
+    size_bytes: u64,
+    mark: Mark,
 }
 
 #[derive(Clone, Default)]
 struct ThreadState {
     /// Times learned through atomics, other strong accesses and barriers of a part of the block.
     others: Known,
+    /// The times that strong reads have shown since its last fence, which makes it know them.
+    seen: Scoped,
     /// The times that it knew at its last fence. Its next strong write publishes them.
-    fenced: Known,
+    fenced: Scoped,
+}
+
+/// Times for threads of the device, and more for those of the block.
+#[derive(Clone, Default)]
+struct Scoped {
+    device: Known,
+    block: Known,
+}
+
+/// What a strong read learns: from writes for the device, and from those of each block if the read is the block's.
+#[derive(Clone, Default)]
+struct Released {
+    device: Known,
+    blocks: BTreeMap<u64, Known>,
 }
 
 /// For blocks and threads, the time up to which their accesses come before those of the owner. `None` is an empty map.
@@ -102,12 +161,13 @@ enum Who {
 }
 
 /// An earlier access to a byte. A time of 0 is none.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Mark {
     time: u64,
     thread: u64,
     step: u32,
-    is_strong: bool,
+    /// The scope of a strong access.
+    strong: Option<Scope>,
 }
 
 /// The accesses to a byte, or to four bytes that are accessed together.
@@ -128,6 +188,8 @@ struct Shadow(HashMap<u64, Page>);
 
 const PAGE_BYTES: u64 = 1024;
 const WORD_BYTES: u64 = 4;
+/// The copies of one thread that are known at the same time.
+const COPIES_MAX: usize = 1 << 14;
 /// The hazards of one launch that are kept, each with other places in the text.
 const HAZARDS_MAX: usize = 32;
 
@@ -169,22 +231,13 @@ impl Shadow {
         }
     }
 
-    /// The bytes that the launch has not written, as ranges.
-    fn unwritten(&mut self, address: u64, size_bytes: u64) -> Vec<Range<u64>> {
-        let mut found: Vec<Range<u64>> = Vec::new();
-        let mut at = address;
-        self.pages(address, size_bytes, |page, bytes| {
-            for byte in bytes {
-                if !page.is_written(byte) {
-                    match found.last_mut() {
-                        Some(last) if last.end == at => last.end += 1,
-                        _ => found.push(at..at + 1),
-                    }
-                }
-                at += 1;
-            }
+    /// True if the launch has written none of these bytes.
+    fn is_unwritten(&mut self, address: u64, size_bytes: u64) -> bool {
+        let mut is_unwritten = true;
+        self.pages(address, size_bytes, |page, mut bytes| {
+            is_unwritten &= !bytes.any(|byte| page.is_written(byte))
         });
-        found
+        is_unwritten
     }
 
     fn set_written(&mut self, address: u64, size_bytes: u64) {
@@ -201,6 +254,18 @@ impl BlockState {
             threads: vec![ThreadState::default(); threads as usize],
             warps: vec![[[0; LANES]; LANES]; (threads as usize).div_ceil(LANES)],
             arrived: HashMap::new(),
+            copies: Copies::default(),
+        }
+    }
+
+    /// Orders what a thread has seen before what it does next, for a fence of this scope.
+    fn acquire(&mut self, thread: usize, scope: Scope) {
+        let Some(state) = self.threads.get_mut(thread) else { return };
+        let of_block = state.seen.block.take();
+        state.others = joined(&state.others, &of_block);
+        if scope == Scope::Device {
+            let of_device = state.seen.device.take();
+            state.others = joined(&state.others, &of_device);
         }
     }
 
@@ -220,6 +285,21 @@ impl BlockState {
         }
         add(Who::Thread(first + u64::from(thread)), time);
         Some(Rc::new(known))
+    }
+}
+
+impl Scoped {
+    fn join(&mut self, other: &Self) {
+        self.device = joined(&self.device, &other.device);
+        self.block = joined(&self.block, &other.block);
+    }
+}
+
+impl Released {
+    /// What a read of a thread of a block learns.
+    fn known_to(&self, block: u64, scope: Scope) -> Scoped {
+        let device = if scope == Scope::Device { self.device.clone() } else { None };
+        Scoped { device, block: self.blocks.get(&block).cloned().flatten() }
     }
 }
 
@@ -255,6 +335,11 @@ impl<'r> Checker<'r> {
         }
     }
 
+    /// True if undefined values are followed.
+    pub(crate) fn is_following_values(&self) -> bool {
+        self.wish.uninitialised
+    }
+
     pub(crate) fn into_hazards(self) -> Vec<KernelMistake> {
         self.hazards
     }
@@ -269,7 +354,10 @@ impl<'r> Checker<'r> {
     pub(crate) fn leave(&mut self) {
         self.blocks.remove(&self.block);
         let block = self.block;
-        self.released.retain(|(of, _), _| *of != Some(block));
+        self.released.retain(|(of, _), released| {
+            released.blocks.remove(&block);
+            *of != Some(block) && (released.device.is_some() || !released.blocks.is_empty())
+        });
     }
 
     fn state(&mut self) -> Option<&mut BlockState> {
@@ -284,10 +372,49 @@ impl<'r> Checker<'r> {
     }
 
     /// A thread of the block that runs has executed a fence.
-    pub(crate) fn fence(&mut self, thread: u32, time: u64) {
+    pub(crate) fn fence(&mut self, thread: u32, scope: Scope, time: u64) {
         let (block, threads) = (self.block, self.threads);
         if let Some(state) = self.state().filter(|state| (thread as usize) < state.threads.len()) {
-            state.threads[thread as usize].fenced = state.snapshot(block, threads, thread, time);
+            state.acquire(thread as usize, scope);
+            let known = state.snapshot(block, threads, thread, time);
+            let fenced = &mut state.threads[thread as usize].fenced;
+            if scope == Scope::Device {
+                fenced.device.clone_from(&known);
+            }
+            fenced.block = known;
+        }
+    }
+
+    /// The asynchronous copies of a thread of the block that runs become a group.
+    pub(crate) fn commit_copies(&mut self, thread: u32) {
+        if let Some(state) = self.state() {
+            state.copies.of_threads.entry(thread).or_default().0 += 1;
+        }
+    }
+
+    /// A thread of the block that runs has waited for its copies, except for those of its last `pending` groups: they have written now.
+    pub(crate) fn wait_for_copies(&mut self, thread: u32, pending: Option<u32>, time: u64) {
+        let Some(state) = self.state() else { return };
+        let Some((group, copies)) = state.copies.of_threads.get_mut(&thread) else { return };
+        // Copies of the group that is open are waited for by a wait for all alone.
+        let end = pending.map_or(u64::MAX, |pending| group.saturating_sub(pending.into()));
+        let mut done = Vec::new();
+        copies.retain(|(group, copy)| {
+            let is_pending = *group >= end;
+            done.extend((!is_pending).then_some(*copy));
+            is_pending
+        });
+        for PendingCopy { address, size_bytes, mark } in done {
+            for word in words(address, size_bytes) {
+                state.copies.words.remove(&word);
+            }
+            state.shared.pages(address, size_bytes, |page, bytes| {
+                for slot in page.slots_of(bytes) {
+                    if slot.write == mark {
+                        slot.write.time = time;
+                    }
+                }
+            });
         }
     }
 
@@ -303,15 +430,16 @@ impl<'r> Checker<'r> {
         met.iter().for_each(|lane| row[*lane] = time);
         met.iter().for_each(|lane| times[*lane] = row);
         let number = |lane: &usize| warp as usize * LANES + lane;
-        let (mut others, mut fenced) = (None, None);
-        for thread in met.iter().map(number).filter(|thread| *thread < state.threads.len()) {
+        let met: Vec<usize> = met.iter().map(number).filter(|thread| *thread < state.threads.len()).collect();
+        let (mut others, mut fenced) = (None, Scoped::default());
+        for &thread in &met {
+            state.acquire(thread, Scope::Device);
             others = joined(&others, &state.threads[thread].others);
-            fenced = joined(&fenced, &state.threads[thread].fenced);
+            fenced.join(&state.threads[thread].fenced);
         }
-        for thread in met.iter().map(number) {
-            if let Some(thread) = state.threads.get_mut(thread) {
-                *thread = ThreadState { others: others.clone(), fenced: fenced.clone() };
-            }
+        for thread in met {
+            let (others, fenced) = (others.clone(), fenced.clone());
+            state.threads[thread] = ThreadState { others, fenced, seen: Scoped::default() };
         }
     }
 
@@ -320,36 +448,36 @@ impl<'r> Checker<'r> {
         let (block, count) = (self.block, self.threads);
         let Some(state) = self.state() else { return };
         let mut arrived = state.arrived.remove(&barrier).unwrap_or_default();
-        arrived.extend(
-            threads
-                .filter(|thread| *thread < count)
-                .map(|thread| (thread, state.snapshot(block, count, thread, time))),
-        );
+        for thread in threads.filter(|thread| *thread < count) {
+            state.acquire(thread as usize, Scope::Device);
+            arrived.push((thread, state.snapshot(block, count, thread, time)));
+        }
         state.arrived.insert(barrier, arrived);
     }
 
-    /// A barrier of the block that runs lets the threads `waiting` go on; `is_whole` if all threads of the block are there.
+    /// A barrier of the block that runs lets the threads `waiting` go on; `is_whole` if all threads of the block are there or have ended,
+    /// and the barrier waited for all.
     pub(crate) fn open(&mut self, barrier: u32, waiting: &[u32], is_whole: bool, time: u64) {
         let Some(state) = self.state() else { return };
         let arrived = state.arrived.remove(&barrier).unwrap_or_default();
         if is_whole {
             state.time = time;
-            let (mut others, mut fenced) = (None, None);
-            for thread in &state.threads {
-                others = joined(&others, &thread.others);
-                fenced = joined(&fenced, &thread.fenced);
+            let (mut others, mut fenced) = (None, Scoped::default());
+            for thread in 0..state.threads.len() {
+                state.acquire(thread, Scope::Device);
+                others = joined(&others, &state.threads[thread].others);
+                fenced.join(&state.threads[thread].fenced);
             }
-            state.threads.fill(ThreadState { others, fenced });
+            state.threads.fill(ThreadState { others, fenced, seen: Scoped::default() });
             return;
         }
         let known = arrived.iter().fold(None, |known, (_, own)| joined(&known, own));
-        let fenced = arrived
-            .iter()
-            .fold(None, |fenced, (thread, _)| joined(&fenced, &state.threads[*thread as usize].fenced));
+        let mut fenced = Scoped::default();
+        arrived.iter().for_each(|(thread, _)| fenced.join(&state.threads[*thread as usize].fenced));
         for number in waiting {
             if let Some(thread) = state.threads.get_mut(*number as usize) {
                 thread.others = joined(&thread.others, &known);
-                thread.fenced = joined(&thread.fenced, &fenced);
+                thread.fenced.join(&fenced);
             }
         }
     }
@@ -380,16 +508,21 @@ impl<'r> Checker<'r> {
         };
         let size_bytes = noted.size_bytes;
         let is_read = matches!(noted.touch, Touch::Read | Touch::Atomic);
+        let is_known_before = |bytes: Range<u64>| {
+            space == "global"
+                && (device.is_written(bytes.start, bytes.end - bytes.start)
+                    || bytes.into_iter().any(|byte| device.is_written(byte, 1)))
+        };
         let is_unwritten = is_read
-            && shadow
-                .unwritten(address, size_bytes)
-                .into_iter()
-                .any(|bytes| space != "global" || !device.is_written(bytes.start, bytes.end - bytes.start));
+            && noted.units(address).any(|bytes| {
+                let len = bytes.end - bytes.start;
+                shadow.is_unwritten(bytes.start, len) && !is_known_before(bytes)
+            });
         // Each byte is reported once, and asked for once.
         shadow.set_written(address, size_bytes);
         if is_unwritten {
             let mistake = Mistake::Uninitialised { space, address: noted.address, size_bytes };
-            self.report(noted, noted.step, mistake);
+            self.report((noted.step, noted.thread), noted.step, mistake);
         }
     }
 
@@ -400,21 +533,28 @@ impl<'r> Checker<'r> {
             return;
         }
         let is_strong = noted.order.is_strong || noted.touch == Touch::Atomic;
+        let scope = noted.order.scope;
         let key = (is_shared.then_some(block), noted.address);
-        if is_strong && matches!(noted.touch, Touch::Read | Touch::Atomic) {
-            let known = self.released.get(&key).cloned().flatten();
-            let own = &mut state.threads[noted.thread as usize].others;
-            *own = joined(own, &known);
+        if is_strong
+            && matches!(noted.touch, Touch::Read | Touch::Atomic)
+            && let Some(released) = self.released.get(&key)
+        {
+            state.threads[noted.thread as usize].seen.join(&released.known_to(block, scope));
+            if noted.order.is_acquire {
+                state.acquire(noted.thread as usize, scope);
+            }
         }
         let own = threads * block + u64::from(noted.thread);
         let others = state.threads[noted.thread as usize].others.clone();
         let (warp, lane) = (noted.thread as usize / LANES, noted.thread as usize % LANES);
         let (block_time, row) = (state.time, state.warps[warp][lane]);
         let knows = |mark: &Mark| {
-            if mark.time == 0 || mark.thread == own || is_strong && mark.is_strong {
+            let of = mark.thread / threads;
+            let is_in_scope =
+                |strong: Scope| of == block || strong == Scope::Device && scope == Scope::Device;
+            if mark.time == 0 || mark.thread == own || is_strong && mark.strong.is_some_and(is_in_scope) {
                 return true;
             }
-            let of = mark.thread / threads;
             let in_block = if of == block {
                 let number = (mark.thread % threads) as usize;
                 block_time.max(if number / LANES == warp { row[number % LANES] } else { 0 })
@@ -428,7 +568,8 @@ impl<'r> Checker<'r> {
                     of_block.max(of_thread) >= mark.time
                 })
         };
-        let mark = Mark { time: noted.time, thread: own, step: noted.step, is_strong };
+        let strong = is_strong.then_some(scope);
+        let mark = Mark { time: noted.time, thread: own, step: noted.step, strong };
         let mut found: Option<(Mark, bool)> = None;
         let shadow = if is_shared { &mut state.shared } else { &mut self.global };
         shadow.pages(noted.address, noted.size_bytes, |page, bytes| {
@@ -450,17 +591,53 @@ impl<'r> Checker<'r> {
             }
         });
         if is_strong && noted.touch.is_write() {
-            let released = match noted.order.is_release {
-                true => state.snapshot(block, self.threads, noted.thread, noted.time),
+            let mut own = match noted.order.is_release {
+                true => {
+                    let known = state.snapshot(block, self.threads, noted.thread, noted.time);
+                    Scoped { device: known.clone(), block: known }
+                }
                 false => state.threads[noted.thread as usize].fenced.clone(),
             };
-            let before = self.released.remove(&key).flatten();
-            let all = if noted.touch == Touch::Atomic { joined(&before, &released) } else { released };
-            if all.is_some() {
+            if scope == Scope::Block {
+                own.device = None;
+            }
+            let before = self.released.remove(&key).filter(|_| noted.touch == Touch::Atomic);
+            let mut all = before.unwrap_or_default();
+            all.device = joined(&all.device, &own.device);
+            if own.block.is_some() {
+                let of_block = all.blocks.entry(block).or_default();
+                *of_block = joined(of_block, &own.block);
+            }
+            if all.device.is_some() || !all.blocks.is_empty() {
                 self.released.insert(key, all);
             }
         }
-        if let Some((other, is_other_write)) = found {
+        let mut pending = None;
+        if is_shared {
+            let copies = &mut state.copies;
+            if noted.touch == Touch::Copy {
+                let copy = PendingCopy { address: noted.address, size_bytes: noted.size_bytes, mark };
+                let (group, list) = copies.of_threads.entry(noted.thread).or_default();
+                if list.len() < COPIES_MAX {
+                    list.push((*group, copy));
+                    let of = (noted.thread, noted.step);
+                    copies.words.extend(words(noted.address, noted.size_bytes).map(|word| (word, of)));
+                }
+            } else if !copies.words.is_empty() {
+                let mut known = words(noted.address, noted.size_bytes);
+                pending = known.find_map(|word| copies.words.get(&word).copied());
+            }
+        }
+        if let Some((thread, step)) = pending {
+            let mistake = Mistake::PendingCopy {
+                address: noted.address,
+                size_bytes: noted.size_bytes,
+                is_write: noted.touch.is_write(),
+                copy_line: self.program.steps[step as usize].line,
+                copy_thread: place(thread.into(), self.block_shape),
+            };
+            self.report((noted.step, noted.thread), step, mistake);
+        } else if let Some((other, is_other_write)) = found {
             let number = (other.thread % threads, other.thread / threads);
             let mistake = Mistake::Race {
                 space: if is_shared { "shared" } else { "global" },
@@ -472,22 +649,28 @@ impl<'r> Checker<'r> {
                 other_thread: place(number.0, self.block_shape),
                 is_other_write,
             };
-            self.report(noted, other.step, mistake);
+            self.report((noted.step, noted.thread), other.step, mistake);
         }
     }
 
-    fn report(&mut self, noted: &Noted, other: u32, mistake: Mistake) {
-        if self.hazards.len() >= HAZARDS_MAX || !self.seen.insert((noted.step, other)) {
+    /// Keeps a mistake of a thread of the block that runs, unless one at these two steps is known.
+    pub(crate) fn report(&mut self, (step, thread): (u32, u32), other: u32, mistake: Mistake) {
+        if self.hazards.len() >= HAZARDS_MAX || !self.seen.insert((step, other)) {
             return;
         }
         self.hazards.push(KernelMistake {
-            line: self.program.steps[noted.step as usize].line,
-            source_line: self.program.source_line(noted.step),
+            line: self.program.steps[step as usize].line,
+            source_line: self.program.source_line(step),
             block: place(self.block, self.grid),
-            thread: place(noted.thread.into(), self.block_shape),
+            thread: place(thread.into(), self.block_shape),
             mistake,
         });
     }
+}
+
+/// The words of bytes of shared memory.
+fn words(address: u64, size_bytes: u64) -> impl Iterator<Item = u64> {
+    address / WORD_BYTES..address.saturating_add(size_bytes).div_ceil(WORD_BYTES)
 }
 
 /// A place in the local memories of a block.

@@ -119,6 +119,25 @@ pub enum Mistake {
         /// True if the other access is a write.
         is_other_write: bool,
     },
+    /// An access to bytes that an asynchronous copy (`cp.async`) writes, before the copy's thread has waited for it. Reported only with
+    /// [`Checks::races`](crate::Checks::races).
+    #[error(
+        "{} {size_bytes} bytes at {address:#x} of shared memory, the target of the asynchronous copy at line {copy_line} by thread {}, which \
+         has not waited for it",
+        verb(*.is_write), triple(.copy_thread)
+    )]
+    PendingCopy {
+        /// The distance from the beginning of the shared memory.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+        /// True for a write.
+        is_write: bool,
+        /// The line of the copy.
+        copy_line: u32,
+        /// The thread of the copy.
+        copy_thread: [u32; 3],
+    },
     /// A read of uninitialised bytes. Reported only with [`Checks::uninitialised`](crate::Checks::uninitialised).
     #[error("reads {size_bytes} bytes at {address:#x} of {space} memory, which were never written")]
     Uninitialised {
@@ -128,6 +147,18 @@ pub enum Mistake {
         address: u64,
         /// The number of bytes.
         size_bytes: u64,
+    },
+    /// A shuffle takes a value of a lane that is not in its mask or does not execute it, or is executed by a lane that is not in its mask,
+    /// and the value is used: for a branch, an address, or in memory. Reported only with
+    /// [`Checks::uninitialised`](crate::Checks::uninitialised).
+    #[error(
+        "takes a value of lane {lane}, which does not take part in the shuffle, and line {use_line} uses it"
+    )]
+    UndefinedLane {
+        /// The lane.
+        lane: u32,
+        /// The line that uses the value.
+        use_line: u32,
     },
     /// An `assert` of the kernel failed.
     #[error("{}:{line}: {}: assertion `{}` failed", Shown::name(.file), Shown::name(.function), Shown::sentence(.text))]

@@ -20,19 +20,63 @@ use crate::program::{
 use crate::syntax::{
     DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 type Result<T> = core::result::Result<T, PtxError>;
 
-/// Makes the program of a kernel, of at most `steps_max` steps.
+/// The functions whose addresses a module has, in the contents of its variables or in its code: those that a call through a pointer may
+/// reach, in whichever kernel it is.
+pub(crate) fn pointed(source: &Source<'_>, names: &Names<'_>) -> Vec<usize> {
+    fn symbols<'o>(operand: &'o Operand<'_>, found: &mut Vec<&'o str>) {
+        match operand {
+            Operand::Symbol(name, _) => found.push(name),
+            Operand::Address(base, _) => symbols(base, found),
+            Operand::Vector(parts) | Operand::List(parts) => {
+                parts.iter().for_each(|part| symbols(part, found));
+            }
+            _ => {}
+        }
+    }
+    let mut pointed = BTreeSet::new();
+    let mut add = |unit, name: &str| {
+        let number = names.function(unit, name).filter(|_| names.variable(unit, name).is_none());
+        pointed.extend(number.filter(|number| {
+            let function = &source.functions[*number];
+            !function.is_entry && function.body.is_some()
+        }));
+    };
+    for variable in &source.variables {
+        for datum in &variable.initial {
+            if let DatumValue::Address { name, .. } = &datum.value {
+                add(variable.unit, name);
+            }
+        }
+    }
+    for function in &source.functions {
+        for statement in function.body.iter().flatten() {
+            let Statement::Instruction(instruction) = statement else { continue };
+            let is_call = instruction.opcode.starts_with("call");
+            let mut found = Vec::new();
+            // What a call names is no pointer; what it passes may be one.
+            let named = instruction.operands.iter();
+            let named = named.filter(|operand| !is_call || !matches!(operand, Operand::Symbol(..)));
+            named.for_each(|operand| symbols(operand, &mut found));
+            found.into_iter().for_each(|name| add(function.unit, name));
+        }
+    }
+    pointed.into_iter().collect()
+}
+
+/// Makes the program of a kernel, of at most `steps_max` steps. `pointed` are the functions that pointers may name.
 pub(crate) fn lower(
     source: &Source<'_>,
     names: &Names<'_>,
+    pointed: &[usize],
     entry: usize,
     steps_max: usize,
 ) -> core::result::Result<Program, LinkError> {
-    let mut lower = Lower::new(source, names, steps_max);
+    let mut lower = Lower::new(source, names, pointed, steps_max);
     let declared = &source.functions[entry];
     let clustered = |(name, _): &&(&str, _)| matches!(*name, ".reqnctapercluster" | ".explicitcluster");
     if let Some((name, _)) = declared.limits.iter().find(clustered) {
@@ -53,6 +97,7 @@ pub(crate) fn lower(
 struct Lower<'s, 't> {
     source: &'s Source<'t>,
     names: &'s Names<'s>,
+    pointed: &'s [usize],
     steps_max: usize,
     program: Program,
     /// The functions of the routines, by their numbers, and the numbers by the functions.
@@ -87,14 +132,16 @@ struct Jump<'t> {
 }
 
 impl<'s, 't> Lower<'s, 't> {
-    fn new(source: &'s Source<'t>, names: &'s Names<'s>, steps_max: usize) -> Self {
+    fn new(source: &'s Source<'t>, names: &'s Names<'s>, pointed: &'s [usize], steps_max: usize) -> Self {
         Self {
             source,
             names,
+            pointed,
             steps_max,
             program: Program {
                 steps: Vec::new(),
                 routines: Vec::new(),
+                pointed: HashMap::new(),
                 constants: Vec::new(),
                 specials: Vec::new(),
                 shared_bytes: 0,
@@ -128,6 +175,16 @@ impl<'s, 't> Lower<'s, 't> {
             queue.push(function);
             queue.len() as u32 - 1
         })
+    }
+
+    /// A call through a pointer may reach each function whose address the module has.
+    fn add_pointed(&mut self) {
+        if self.program.pointed.is_empty() {
+            for &function in self.pointed {
+                let routine = self.routine_of(function);
+                self.program.pointed.insert(function as u64, routine);
+            }
+        }
     }
 
     fn current(&self) -> &'s Function<'t> {
@@ -443,8 +500,11 @@ impl<'s, 't> Lower<'s, 't> {
                     };
                 }
                 if let Some(function) = self.names.function(unit, name) {
-                    let routine = self.routine_of(function);
-                    return Ok(self.bits(FUNCTIONS + u64::from(routine)));
+                    let declared = &self.source.functions[function];
+                    if declared.body.is_none() {
+                        return Err(PtxError::undefined(declared.place, name));
+                    }
+                    return Ok(self.bits(FUNCTIONS.wrapping_add(function as u64)));
                 }
                 Err(self.wrong(format!("`{}` is not declared", short(name))))
             }
@@ -452,15 +512,15 @@ impl<'s, 't> Lower<'s, 't> {
         }
     }
 
-    /// Refuses a variable with the address of a function in its initial contents, which would be zero.
+    /// Refuses a variable with an address in its initial contents that no text defines.
     fn check_initial(&self, variable: usize) -> Result<()> {
         let declared = &self.source.variables[variable];
         for datum in &declared.initial {
-            if let DatumValue::Address(name, _) = &datum.value
+            if let DatumValue::Address { name, .. } = &datum.value
                 && self.names.variable(declared.unit, name).is_none()
+                && self.names.function(declared.unit, name).is_none()
             {
-                let what = format!("the address of `{}` in the contents of a variable", short(name));
-                return Err(PtxError::unsupported(declared.place, what));
+                return Err(PtxError::undefined(declared.place, name));
             }
         }
         Ok(())

@@ -1,11 +1,11 @@
 //! A module that was parsed and checked, and its kernels.
 
 use crate::error::{LinkError, Place, PtxError, PtxProblem};
-use crate::lower::{layout, lower};
+use crate::lower::{layout, lower, pointed};
 use crate::memory::DeviceMemory;
 use crate::names::Names;
 use crate::parse::parse;
-use crate::program::{Constant, Parameter, Program};
+use crate::program::{Constant, FUNCTIONS, Parameter, Program};
 use crate::run::{Launch, Outcome, run};
 use crate::syntax::{DatumValue, Linkage, Space, Variable};
 
@@ -25,6 +25,7 @@ pub struct Entry {
     parameters: Vec<Parameter>,
     parameter_bytes: usize,
     block_max: Option<[u32; 3]>,
+    block_required: Option<[u32; 3]>,
     program: Result<Program, PtxError>,
 }
 
@@ -53,6 +54,8 @@ struct Initial {
     value: u64,
     /// The variable whose address is added.
     base: Option<usize>,
+    /// The lowest bits of the sum that are left out.
+    shift: u32,
 }
 
 impl Module {
@@ -80,29 +83,31 @@ impl Module {
         let names = Names::new(&source)?;
         let bytes: usize = texts.iter().map(|text| text.len()).sum();
         let mut steps = STEPS_MIN + STEPS_A_BYTE * bytes;
+        let pointed = pointed(&source, &names);
         let mut entries = Vec::new();
         for (number, function) in source.functions.iter().enumerate() {
             if !function.is_entry || function.body.is_none() {
                 continue;
             }
-            let program = lower(&source, &names, number, steps);
+            let program = lower(&source, &names, &pointed, number, steps);
             steps -= program.as_ref().map_or(0, |program| program.steps.len()).min(steps);
             let program = match program {
                 Err(error) if matches!(error.error.what, PtxProblem::Syntax(_)) => return Err(error),
                 other => other.map_err(|error| error.error),
             };
             let (parameters, parameter_bytes) = layout(function);
-            let block_max = function.limits.iter().find(|(name, _)| matches!(*name, ".maxntid" | ".reqntid"));
-            let block_max = block_max.map(|(_, numbers)| {
-                core::array::from_fn(|axis| {
-                    numbers.get(axis).map_or(1, |n| u32::try_from(*n).unwrap_or(u32::MAX))
-                })
-            });
+            let block = |directive: &str| {
+                let (_, numbers) = function.limits.iter().find(|(name, _)| *name == directive)?;
+                let number = |axis| numbers.get(axis).map_or(1, |n| u32::try_from(*n).unwrap_or(u32::MAX));
+                Some([0, 1, 2].map(number))
+            };
+            let (block_max, block_required) = (block(".maxntid"), block(".reqntid"));
             entries.push(Entry {
                 name: function.name.to_string(),
                 parameters,
                 parameter_bytes,
-                block_max,
+                block_max: block_required.or(block_max),
+                block_required,
                 program,
             });
         }
@@ -123,13 +128,17 @@ impl Module {
                 .initial
                 .iter()
                 .map(|datum| {
-                    let (value, base) = match &datum.value {
-                        DatumValue::Bits(bits) => (*bits, None),
-                        DatumValue::Address(name, distance) => {
-                            (*distance as u64, names.variable(variable.unit, name))
+                    let (value, base, shift) = match &datum.value {
+                        DatumValue::Bits(bits) => (*bits, None, 0),
+                        DatumValue::Address { name, distance, shift } => {
+                            let base = names.variable(variable.unit, name);
+                            let function = names.function(variable.unit, name).filter(|_| base.is_none());
+                            let function = function.map_or(0, |number| FUNCTIONS + number as u64);
+                            (function.wrapping_add_signed(*distance), base, *shift)
                         }
                     };
-                    Initial { offset_bytes: datum.offset_bytes, size_bytes: datum.size_bytes, value, base }
+                    let (offset_bytes, size_bytes) = (datum.offset_bytes, datum.size_bytes);
+                    Initial { offset_bytes, size_bytes, value, base, shift }
                 })
                 .collect(),
         });
@@ -203,7 +212,7 @@ impl ModuleVariable {
         let mut bytes = vec![0; self.size_bytes as usize];
         for initial in &self.initial {
             let base = initial.base.and_then(|base| addresses.get(base)).copied().unwrap_or(0);
-            let value = base.wrapping_add(initial.value).to_le_bytes();
+            let value = (base.wrapping_add(initial.value) >> (initial.shift & 63)).to_le_bytes();
             let part = bytes.get_mut(initial.offset_bytes as usize..).unwrap_or_default();
             part.iter_mut().zip(value).take(initial.size_bytes as usize).for_each(|(to, from)| *to = from);
         }
@@ -230,10 +239,16 @@ impl Entry {
         self.parameter_bytes
     }
 
-    /// The largest block that the text allows, if it states one.
+    /// The largest block that the text allows, if it states one. The product counts, not each direction.
     #[must_use]
     pub fn block_max(&self) -> Option<[u32; 3]> {
         self.block_max
+    }
+
+    /// The only block that the text allows, if it states one (`.reqntid`).
+    #[must_use]
+    pub fn block_required(&self) -> Option<[u32; 3]> {
+        self.block_required
     }
 
     /// The static shared memory of a block, in bytes.

@@ -332,17 +332,31 @@ impl<'t> Parser<'t> {
             return Ok(());
         }
         let size_bytes = variable.element.bytes();
+        let address =
+            |name: &str, distance| DatumValue::Address { name: name.to_string(), distance, shift: 0 };
         let value = match self.operand()? {
+            // One byte of an address.
+            Operand::Integer(mask) if self.take(b'(')? => {
+                let (name, distance) = match self.operand()? {
+                    Operand::Symbol("generic", 0) => self.generic()?,
+                    Operand::Symbol(name, distance) => (name, distance),
+                    _ => return Err(PtxError::syntax(place, "a name is expected behind a mask")),
+                };
+                self.expect(b')')?;
+                let shift = mask.trailing_zeros();
+                if shift % 8 != 0 || mask >> (shift % 64) != 0xff {
+                    return Err(PtxError::syntax(place, format!("{mask:#x} is no mask of a byte")));
+                }
+                DatumValue::Address { name: name.to_string(), distance, shift }
+            }
             Operand::Integer(bits) => DatumValue::Bits(bits),
             Operand::Single(bits) => DatumValue::Bits(single_as(variable.element, bits)),
             Operand::Double(bits) => DatumValue::Bits(double_as(variable.element, bits)),
             Operand::Symbol("generic", 0) => {
-                self.expect(b'(')?;
-                let (name, _) = self.name()?;
-                self.expect(b')')?;
-                DatumValue::Address(name.to_string(), self.distance()?)
+                let (name, distance) = self.generic()?;
+                address(name, distance)
             }
-            Operand::Symbol(name, distance) => DatumValue::Address(name.to_string(), distance),
+            Operand::Symbol(name, distance) => address(name, distance),
             _ => return Err(PtxError::syntax(place, "a number or the name of a variable is expected")),
         };
         if *offset_bytes + u64::from(size_bytes) > variable.size_bytes {
@@ -354,6 +368,14 @@ impl<'t> Parser<'t> {
         variable.initial.push(Datum { offset_bytes: *offset_bytes, size_bytes, value });
         *offset_bytes += u64::from(size_bytes);
         Ok(())
+    }
+
+    /// The name in parentheses behind `generic`, and a distance.
+    fn generic(&mut self) -> Result<(&'t str, i64)> {
+        self.expect(b'(')?;
+        let (name, _) = self.name()?;
+        self.expect(b')')?;
+        Ok((name, self.distance()?))
     }
 
     fn function(&mut self, is_entry: bool, linkage: Linkage, place: Place) -> Result<()> {

@@ -88,7 +88,13 @@ pub(crate) enum Op {
     Exit,
     Trap,
     /// Orders the accesses of a thread before its later ones, for others.
-    Fence,
+    Fence(Scope),
+    /// The asynchronous copies of a thread since the last one become a group.
+    CommitCopies,
+    /// Waits for the asynchronous copies of a thread, except for its last `pending` groups; for all if `None`.
+    WaitForCopies {
+        pending: Option<u32>,
+    },
     /// Formats a text: the addresses of the format and of the arguments.
     Print {
         to: u32,
@@ -159,8 +165,20 @@ pub(crate) struct Access {
 pub(crate) struct Order {
     /// It is atomic or not weak.
     pub(crate) is_strong: bool,
+    /// What it reads is ordered before what follows it, without a fence.
+    pub(crate) is_acquire: bool,
     /// It releases what came before it without a fence.
     pub(crate) is_release: bool,
+    pub(crate) scope: Scope,
+}
+
+/// The threads for which a fence or a strong access counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Those of the block. A cluster is a block here.
+    Block,
+    #[default]
+    Device,
 }
 
 /// A kind of memory, as an access names it.
@@ -199,7 +217,7 @@ pub(crate) struct Call {
 pub(crate) enum Callee {
     /// A routine by its number.
     Routine(u32),
-    /// The value of a register: [`FUNCTIONS`] plus a routine's number.
+    /// The value of a register: [`FUNCTIONS`] plus the number of a function of the module.
     Register(Slot),
 }
 
@@ -421,6 +439,8 @@ impl ClockPart {
 pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
     pub(crate) routines: Vec<Routine>,
+    /// The routines that pointers may name, by the numbers of their functions in the module.
+    pub(crate) pointed: HashMap<u64, u32>,
     pub(crate) constants: Vec<Constant>,
     pub(crate) specials: Vec<Special>,
     /// The shared memory of a block, without the dynamic one.
@@ -458,7 +478,7 @@ pub(crate) const SHARED_WINDOW: u64 = 0x4000_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x4010_0000_0000_0000;
 /// The generic address of the first byte of the kernel's parameters.
 pub(crate) const PARAMETER_WINDOW: u64 = 0x4020_0000_0000_0000;
-/// The value of a pointer to the function 0.
+/// The value of a pointer to the function 0 of the module.
 pub(crate) const FUNCTIONS: u64 = 0x4030_0000_0000_0000;
 /// The size of each window.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 32;

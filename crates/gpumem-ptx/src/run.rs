@@ -3,9 +3,11 @@
 mod access;
 mod block;
 mod call;
+mod follow;
 mod group;
 mod matrix;
 mod print;
+mod undefined;
 mod warp;
 
 use crate::check::{Checker, Checks};

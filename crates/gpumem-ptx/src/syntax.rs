@@ -148,8 +148,12 @@ pub(crate) struct Datum {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DatumValue {
     Bits(u64),
-    /// The address of a variable plus a distance.
-    Address(String, i64),
+    /// The address of a variable or function plus a distance, without its lowest bits.
+    Address {
+        name: String,
+        distance: i64,
+        shift: u32,
+    },
 }
 
 /// A parameter or a result of a function.

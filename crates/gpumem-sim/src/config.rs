@@ -162,14 +162,15 @@ impl SimConfig {
         self
     }
 
-    /// Reports reads of device memory that was never written (default off, because programs copy padding). Needs race detection.
+    /// Reports reads of memory that was never written (default off, because programs copy padding), and in kernels uses of values that a
+    /// shuffle took from a lane that does not take part. Needs race detection.
     pub fn uninitialised(mut self, is_looking: bool) -> Self {
         self.is_unwritten_wanted = is_looking;
         self
     }
 
-    /// Reports races between the threads of one kernel, in shared and in global memory (default off: a kernel takes many times longer,
-    /// and about twenty bytes of host memory for each byte that it accesses). Kernels that run as Rust functions are not looked into.
+    /// Reports races between the threads of one kernel, in shared and in global memory, and uses of the target of an asynchronous copy before
+    /// its wait (default off: a kernel takes many times longer, and about twenty bytes of host memory for each byte that it accesses). Kernels that run as Rust functions are not looked into.
     /// With this check or [`SimConfig::uninitialised`] there are also unused bytes behind each small allocation of `cuMemAlloc`, so
     /// that an overrun by little does not reach a neighbour.
     pub fn kernel_races(mut self, is_looking: bool) -> Self {

@@ -1,7 +1,8 @@
 //! `cargo xtask kernels`: compiles the CUDA sources (`*.cu`) to the checked-in PTX beside them.
 //!
 //! The compiler is NVRTC 11.8, a library that needs neither a GPU nor a toolkit. An old version is chosen, because every newer
-//! driver accepts its PTX. The target is `compute_70`, the oldest GPU with all features that the kernels use.
+//! driver accepts its PTX. The target is `compute_70`, the oldest GPU with all features that the kernels use; a source that names the option
+//! for `compute_80` is compiled with that.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -13,6 +14,9 @@ const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
 /// A source that names this option is compiled with it.
 const LINE_INFO: &str = "--generate-line-info";
+const TARGET: &str = "--gpu-architecture=compute_70";
+/// A source that names this option is compiled with it.
+const NEWER_TARGET: &str = "--gpu-architecture=compute_80";
 /// The folders with kernels, searched recursively.
 const FOLDERS: [&str; 5] = [
     "crates/gpumem-array/kernels",
@@ -116,7 +120,7 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
     let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let folder = source.parent().unwrap_or(source);
     let mut options = vec![
-        "--gpu-architecture=compute_70".to_string(),
+        if text.contains(NEWER_TARGET) { NEWER_TARGET } else { TARGET }.to_string(),
         "--std=c++17".to_string(),
         format!("--include-path={}", folder.display()),
     ];
@@ -132,6 +136,7 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
     let code = ptx.find(".version").context("NVRTC wrote no .version line")?;
     let code = ptx[code..].trim_end();
     check_version(code)?;
+    let code = renumbered(code);
     // NVRTC writes the path of its own folder before the name.
     let lines = code.lines().map(|line| match line.split_once('"') {
         Some((start, _)) if line.trim_start().starts_with(".file") => format!("{start}\"{name}\"\n"),
@@ -140,6 +145,31 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
     let code: String = lines.collect();
     Ok(format!("// Made by `cargo xtask kernels` from {name}; do not edit.\n\n{code}"))
 }
+
+/// Without the numbers of calls, which NVRTC counts over all texts that it compiles: the comments go, and prototypes are counted for each text.
+fn renumbered(code: &str) -> String {
+    let mut known: Vec<&str> = Vec::new();
+    let mut text = String::new();
+    for line in code.lines() {
+        let mut rest = line.split_once(CALL_COMMENT).map_or(line, |(code, _)| code);
+        while let Some((before, behind)) = rest.split_once(PROTOTYPE) {
+            let end = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
+            let (number, after) = behind.split_at(end);
+            let index = known.iter().position(|known| *known == number).unwrap_or_else(|| {
+                known.push(number);
+                known.len() - 1
+            });
+            text.push_str(&format!("{before}{PROTOTYPE}{index}"));
+            rest = after;
+        }
+        text.push_str(rest);
+        text.push('\n');
+    }
+    text
+}
+
+const CALL_COMMENT: &str = " // callseq ";
+const PROTOTYPE: &str = "prototype_";
 
 fn check_version(ptx: &str) -> Result<()> {
     let version = ptx.split_whitespace().nth(1).and_then(|version| version.split_once('.'));
@@ -250,4 +280,23 @@ fn builtins_beside(library: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(library.parent()?).ok()?;
     let mut names = entries.filter_map(|entry| Some(entry.ok()?.path()));
     names.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvrtc-builtins")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::renumbered;
+
+    #[test]
+    fn numbers_of_calls_do_not_depend_on_other_texts() {
+        let text = |first: u32| {
+            let second = first + 3;
+            format!(
+                "\t{{ // callseq {first}, 0\n\tprototype_{first} : .callprototype ();\n\tcall %rd1, (), prototype_{first};\n\t}} // callseq {first}\n\
+                 \tprototype_{second} : .callprototype ();\n\tcall %rd1, (), prototype_{second};\n"
+            )
+        };
+        assert_eq!(renumbered(&text(0)), renumbered(&text(98)));
+        let expected = "\t{\n\tprototype_0 : .callprototype ();\n\tcall %rd1, (), prototype_0;\n\t}\n\tprototype_1 : .callprototype ();\n\tcall %rd1, (), prototype_1;\n";
+        assert_eq!(renumbered(&text(7)), expected);
+    }
 }

@@ -97,7 +97,10 @@ impl<'s, 't> Lower<'s, 't> {
         }
         let target = match target {
             Callee::Routine(number) => Callee::Routine(self.routine_of(number as usize)),
-            other => other,
+            Callee::Register(slot) => {
+                self.add_pointed();
+                Callee::Register(slot)
+            }
         };
         let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Option<&'s [Formal]>| {
             operands

@@ -25,8 +25,8 @@ impl<'s, 't> Lower<'s, 't> {
         }
         let name = modifiers.name;
         let matrix = match name {
-            "mma" => self.multiply(instruction, &mut modifiers)?,
-            "wmma" if modifiers.take("mma") => self.multiply_any(instruction, &mut modifiers)?,
+            "mma" => self.multiply(instruction, &mut modifiers, false)?,
+            "wmma" if modifiers.take("mma") => self.multiply(instruction, &mut modifiers, true)?,
             "wmma" => self.move_any(instruction, &mut modifiers)?,
             _ => self.move_rows(instruction, &mut modifiers)?,
         };
@@ -90,38 +90,51 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(Access { space: Memory::Shared, at, ..access })
     }
 
+    /// `mma`, or `wmma.mma` if `is_any`: then the instruction does not say which lane has which element, and has as many registers as it names.
     fn multiply(
         &mut self,
         instruction: &'s Instruction<'t>,
         modifiers: &mut Modifiers<'s, 't>,
+        is_any: bool,
     ) -> Result<Matrix> {
         let shapes = modifiers.take_all(shape);
         let types = modifiers.take_all(Element::of);
         let is_clamped = modifiers.take("satfinite");
-        let (&[shape @ [rows, columns, inner]], &[d, a, b, c]) = (&shapes[..], &types[..]) else {
+        let layouts = modifiers.take_all(|part| matches!(part, "row" | "col").then_some(part == "row"));
+        let _ = is_any && modifiers.take("rn");
+        modifiers.finish()?;
+        let types = match types[..] {
+            [d, c] if is_any => Some([d, Element::F16, Element::F16, c]),
+            [d, a, b, c] => Some([d, a, b, c]),
+            _ => None,
+        };
+        let (&[shape @ [rows, columns, inner]], Some([d, a, b, c])) = (&shapes[..], types) else {
             return Err(modifiers.unknown());
         };
-        if !modifiers.take("row") || !modifiers.take("col") || !has_product(shape, [d, a, b, c]) {
+        let is_known = if is_any {
+            // Each lane has the same elements of either layout.
+            has_any(shape, a) && a == b && are_sums(a, [c, d])
+        } else {
+            layouts == [true, false] && has_product(shape, [d, a, b, c])
+        };
+        if !is_known || is_clamped && d != Element::S32 {
             return Err(modifiers.unknown());
         }
-        if is_clamped && d != Element::S32 {
-            return Err(modifiers.unknown());
-        }
-        let fragment = |element: Element, role, rows: usize, columns: usize| Fragment {
-            element,
-            role,
-            rows,
-            columns,
-            registers: rows * columns / 32 / element.per_register(),
+        let fragment = |index: usize, element: Element, role, rows: usize, columns: usize| {
+            if is_any {
+                let registers = self.parts(self.operand(instruction, index)?).len();
+                return self.any(Fragment { element, role: Role::Any, rows, columns, registers });
+            }
+            let registers = rows * columns / 32 / element.per_register();
+            Ok(Fragment { element, role, rows, columns, registers })
         };
         let product = Product {
-            a: fragment(a, Role::A, rows, inner),
-            b: fragment(b, Role::B, inner, columns),
-            c: fragment(c, Role::C, rows, columns),
-            d: fragment(d, Role::C, rows, columns),
+            d: fragment(0, d, Role::C, rows, columns)?,
+            a: fragment(1, a, Role::A, rows, inner)?,
+            b: fragment(2, b, Role::B, inner, columns)?,
+            c: fragment(3, c, Role::C, rows, columns)?,
             is_clamped,
         };
-        modifiers.finish()?;
         self.product(instruction, product)
     }
 
@@ -136,46 +149,6 @@ impl<'s, 't> Lower<'s, 't> {
         let b = values(2, &product.b)?;
         let c = values(3, &product.c)?;
         Ok(Matrix::Multiply { product, to, a, b, c })
-    }
-
-    /// `wmma.mma`
-    fn multiply_any(
-        &mut self,
-        instruction: &'s Instruction<'t>,
-        modifiers: &mut Modifiers<'s, 't>,
-    ) -> Result<Matrix> {
-        let shapes = modifiers.take_all(shape);
-        let types = modifiers.take_all(Element::of);
-        let is_clamped = modifiers.take("satfinite");
-        // Each lane has the same elements of either layout.
-        let _ = modifiers.take_all(|part| matches!(part, "row" | "col").then_some(()));
-        let _ = modifiers.take("rn");
-        modifiers.finish()?;
-        let (&[shape @ [rows, columns, inner]], Some((a, b, c, d))) = (
-            &shapes[..],
-            match types[..] {
-                [d, c] => Some((Element::F16, Element::F16, c, d)),
-                [d, a, b, c] => Some((a, b, c, d)),
-                _ => None,
-            },
-        ) else {
-            return Err(modifiers.unknown());
-        };
-        if !has_any(shape, a) || a != b || !are_sums(a, [c, d]) || is_clamped && d != Element::S32 {
-            return Err(modifiers.unknown());
-        }
-        let fragment = |index: usize, element, rows, columns| {
-            let registers = self.parts(self.operand(instruction, index)?).len();
-            self.any(Fragment { element, role: Role::Any, rows, columns, registers })
-        };
-        let product = Product {
-            d: fragment(0, d, rows, columns)?,
-            a: fragment(1, a, rows, inner)?,
-            b: fragment(2, b, inner, columns)?,
-            c: fragment(3, c, rows, columns)?,
-            is_clamped,
-        };
-        self.product(instruction, product)
     }
 
     /// `wmma.load` and `wmma.store`

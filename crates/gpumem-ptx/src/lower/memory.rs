@@ -26,7 +26,10 @@ impl<'s, 't> Lower<'s, 't> {
             "cp" => self.copy(instruction, &mut modifiers)?,
             // Hints.
             "prefetch" | "prefetchu" | "discard" | "applypriority" => {}
-            "membar" | "fence" => self.push(Op::Fence),
+            "membar" | "fence" => {
+                let scope = modifiers.take_order().scope;
+                self.push(Op::Fence(scope));
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -232,8 +235,18 @@ impl<'s, 't> Lower<'s, 't> {
         if !modifiers.take("async") {
             return Err(self.unknown(instruction));
         }
-        if modifiers.take_one(&["commit_group", "wait_group", "wait_all"]).is_some() {
-            return modifiers.finish();
+        if let Some(what) = modifiers.take_one(&["commit_group", "wait_group", "wait_all"]) {
+            modifiers.finish()?;
+            let op = match (what, instruction.operands.first()) {
+                ("commit_group", _) => Op::CommitCopies,
+                ("wait_all", _) => Op::WaitForCopies { pending: None },
+                (_, Some(Operand::Integer(pending))) => {
+                    Op::WaitForCopies { pending: Some(u32::try_from(*pending).unwrap_or(u32::MAX)) }
+                }
+                _ => return Err(self.wrong("a number of groups is expected")),
+            };
+            self.push(op);
+            return Ok(());
         }
         if modifiers.take("mbarrier") {
             return self.arrive_after_copies(instruction, modifiers);
@@ -281,7 +294,7 @@ impl<'s, 't> Lower<'s, 't> {
     }
 
     /// Copies are done at once: what arrives after them arrives now. Without `noinc` the barrier first counts one arrival more, and nothing
-    /// changes.
+    /// changes. Who waits at the barrier waits for the copies.
     fn arrive_after_copies(
         &mut self,
         instruction: &'s Instruction<'t>,
@@ -295,6 +308,7 @@ impl<'s, 't> Lower<'s, 't> {
         modifiers.finish()?;
         let mut at = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
         at.order = RELEASING;
+        self.push(Op::WaitForCopies { pending: None });
         if is_counted {
             let none = self.bits(0);
             self.push(Op::Atomic { function: ARRIVED, to: None, at, inputs: [none; 2] });

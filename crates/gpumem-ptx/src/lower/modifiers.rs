@@ -2,7 +2,7 @@
 
 use crate::error::{PtxError, short};
 use crate::number::float::Rounding;
-use crate::program::Order;
+use crate::program::{Order, Scope};
 use crate::syntax::{Instruction, Space, Type};
 
 /// The name of an instruction, and its modifiers that are not taken yet.
@@ -77,7 +77,9 @@ impl<'s, 't> Modifiers<'s, 't> {
     /// values here, where one thread runs at a time and there are no caches; the order counts for the search for races.
     pub(super) fn take_order(&mut self) -> Order {
         let has = |words: &[&str]| self.rest.iter().any(|part| words.contains(part));
-        let order = Order { is_strong: has(&STRONG), is_release: has(&RELEASE) };
+        let scope = if has(&["cta", "cluster"]) { Scope::Block } else { Scope::Device };
+        let order =
+            Order { is_strong: has(&STRONG), is_acquire: has(&ACQUIRE), is_release: has(&RELEASE), scope };
         self.rest.retain(|part| {
             !ORDER.contains(part) && !["L1::", "L2::", "level::"].iter().any(|level| part.starts_with(level))
         });
@@ -96,6 +98,7 @@ impl<'s, 't> Modifiers<'s, 't> {
 }
 
 const STRONG: [&str; 7] = ["volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio"];
+const ACQUIRE: [&str; 3] = ["acquire", "acq_rel", "sc"];
 const RELEASE: [&str; 3] = ["release", "acq_rel", "sc"];
 const ORDER: [&str; 23] = [
     "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio", "cta", "cluster", "gpu",

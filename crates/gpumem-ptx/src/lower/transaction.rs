@@ -6,7 +6,7 @@
 use super::modifiers::Modifiers;
 use super::{Lower, Result};
 use crate::number::alu;
-use crate::program::{Op, Order, Slot};
+use crate::program::{Op, Order, Scope, Slot};
 use crate::syntax::{Instruction, Operand, Space, Type};
 
 impl<'s, 't> Lower<'s, 't> {
@@ -115,7 +115,8 @@ impl<'s, 't> Lower<'s, 't> {
 pub(super) const ARRIVED: fn(u64, u64, u64) -> u64 = |word, _, _| arrived(word, 1, 0, 0);
 
 /// Of arrivals and of waits: what came before an arrival comes before what follows the wait.
-pub(super) const RELEASING: Order = Order { is_strong: true, is_release: true };
+pub(super) const RELEASING: Order =
+    Order { is_strong: true, is_acquire: true, is_release: true, scope: Scope::Block };
 const COUNT: u64 = (1 << 20) - 1;
 const EXPECTED: u32 = 20;
 const TRANSACTIONS: u32 = 40;

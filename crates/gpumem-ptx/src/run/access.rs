@@ -185,6 +185,7 @@ impl<'r> Run<'r> {
                 memory,
                 address,
                 size_bytes: u64::from(access.bytes) * u64::from(access.count),
+                element_bytes: access.bytes,
                 thread: thread.number,
                 step: self.at,
                 time: self.steps,

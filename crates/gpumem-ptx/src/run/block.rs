@@ -153,7 +153,10 @@ impl RunningBlock {
                 }
             }
             if let Some(checker) = &mut run.checker {
-                checker.open(number as u32, &waiting, waiting.len() == alive as usize, run.steps);
+                // Threads that have ended count as arrived, but not for a stated number of threads.
+                let has_none_ended = alive == run.launch.block.into_iter().product();
+                let is_whole = (expected.is_none() || has_none_ended) && waiting.len() == alive as usize;
+                checker.open(number as u32, &waiting, is_whole, run.steps);
             }
         }
         is_released

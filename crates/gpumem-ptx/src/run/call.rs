@@ -25,20 +25,20 @@ impl Warp {
                 let targets =
                     *lanes_of(&self.registers, &run.constants, &self.specials, group.frame.registers, slot);
                 let target = targets[first as usize];
-                let routine = target.wrapping_sub(FUNCTIONS);
-                if routine == 0 || routine >= run.program.routines.len() as u64 {
-                    return Err((Mistake::WrongTarget(target), first));
-                }
+                let takes_these = |routine: &u32| {
+                    let callee = &run.program.routines[*routine as usize];
+                    callee.parameters.len() == call.arguments.len()
+                        && callee.results.len() == call.results.len()
+                };
+                let routine = run.program.pointed.get(&target.wrapping_sub(FUNCTIONS)).copied();
+                let routine = routine.filter(takes_these).ok_or((Mistake::WrongTarget(target), first))?;
                 let same = bits(active)
                     .filter(|lane| targets[*lane] == target)
                     .fold(0, |mask, lane| mask | 1 << lane);
-                (routine as u32, same)
+                (routine, same)
             }
         };
         let callee = &run.program.routines[routine as usize];
-        if callee.parameters.len() != call.arguments.len() || callee.results.len() != call.results.len() {
-            return Err((Mistake::WrongTarget(FUNCTIONS + u64::from(routine)), first));
-        }
         let (pc, caller) = (group.pc, group.frame);
         let own = &run.program.routines[caller.routine as usize];
         let frame = Frame {
@@ -57,6 +57,8 @@ impl Warp {
         for (passed, location) in call.arguments.iter().zip(&callee.parameters) {
             self.pass(run, mask, passed.size_bytes, (passed.from, caller), (*location, frame));
         }
+        // The callee has values of its own in the registers.
+        self.undefined.remove_from(frame.registers, mask);
         let group = self.split(index, mask);
         group.callers.push(Frame { call: pc, ..caller });
         group.frame = frame;
@@ -164,6 +166,7 @@ impl Warp {
         match (from, to) {
             (Location::Slot(from), Location::Slot(crate::program::Slot::Register(to))) => {
                 let value = slot(self, from);
+                self.undefined.remove(target.registers + to, mask);
                 self.write(target.registers + to, &value, mask);
             }
             (Location::Slot(from), Location::Frame(offset)) => {
@@ -184,6 +187,7 @@ impl Warp {
                     value[lane] =
                         cells.iter().rev().fold(0, |value, cell| value << 8 | u64::from(cell.get()));
                 }
+                self.undefined.remove(target.registers + to, mask);
                 self.write(target.registers + to, &value, mask);
             }
             (Location::Frame(from), Location::Frame(to)) => {

@@ -11,6 +11,7 @@ use crate::program::{
 use crate::run::access::{ThreadMemory, by_window, element, set_element};
 use crate::run::block::Arrivals;
 use crate::run::group::{self, Group, Waiting};
+use crate::run::undefined::{Origin, Undefined};
 use crate::run::{Run, Stopped};
 use core::cell::Cell;
 
@@ -26,6 +27,8 @@ pub(crate) struct Warp {
     pub(crate) groups: Vec<Group>,
     /// Any group may run next, because one of them may wait for another in a loop.
     is_any_next: bool,
+    /// Values that shuffles left undefined, if they are looked for.
+    pub(crate) undefined: Undefined,
     /// A lane that has ended while others waited for it at a barrier.
     pub(crate) missed: Option<u32>,
 }
@@ -98,6 +101,7 @@ impl Warp {
         }
         let lanes = (threads - number * LANES as u32).min(LANES as u32);
         let mask = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
+        self.undefined.clear();
         self.groups.clear();
         self.groups.push(Group::new(mask, routine.start));
         (self.is_any_next, self.missed) = (false, None);
@@ -130,6 +134,7 @@ impl Warp {
         end: u64,
     ) -> Result<Pause, Stopped> {
         let program = run.program;
+        let is_checked = run.checker.is_some();
         loop {
             group::join(&mut self.groups);
             let next = group::next(&self.groups);
@@ -166,6 +171,9 @@ impl Warp {
                         mask & if guard.is_negated { !holds } else { holds }
                     }
                 };
+                if is_checked && !self.undefined.is_empty() {
+                    self.follow(run, pc, base, (mask, active));
+                }
                 match &step.op {
                     Op::Alu { function, to, inputs } => {
                         if active != 0 {
@@ -205,7 +213,7 @@ impl Warp {
         }
     }
 
-    fn lanes<'a>(&'a self, run: &'a Run<'_>, base: u32, slot: Slot) -> &'a Lanes {
+    pub(crate) fn lanes<'a>(&'a self, run: &'a Run<'_>, base: u32, slot: Slot) -> &'a Lanes {
         lanes_of(&self.registers, &run.constants, &self.specials, base, slot)
     }
 
@@ -280,7 +288,7 @@ impl Warp {
                     }
                     let target = targets[lane].wrapping_add_signed(to.offset_bytes);
                     let cells = run.cells(to, target, &thread, true).map_err(failed)?;
-                    run.note(to, target, &thread, || Touch::Write { is_same: false });
+                    run.note(to, target, &thread, || Touch::Copy);
                     cells.iter().zip(bytes).for_each(|(cell, byte)| cell.set(byte));
                 }
             }
@@ -321,10 +329,24 @@ impl Warp {
                 self.end(index, active);
                 return Ok(Flow::Changed);
             }
-            Op::Fence => {
+            Op::Fence(scope) => {
                 if let Some(checker) = &mut run.checker {
                     let first = self.number * LANES as u32;
-                    bits(active).for_each(|lane| checker.fence(first + lane as u32, run.steps));
+                    bits(active).for_each(|lane| checker.fence(first + lane as u32, *scope, run.steps));
+                }
+            }
+            // Copies are done at once, which is one of the times at which they may be.
+            Op::CommitCopies => {
+                if let Some(checker) = &mut run.checker {
+                    let first = self.number * LANES as u32;
+                    bits(active).for_each(|lane| checker.commit_copies(first + lane as u32));
+                }
+            }
+            Op::WaitForCopies { pending } => {
+                if let Some(checker) = &mut run.checker {
+                    let first = self.number * LANES as u32;
+                    bits(active)
+                        .for_each(|lane| checker.wait_for_copies(first + lane as u32, *pending, run.steps));
                 }
             }
             Op::Print { to, format, arguments, site } => {
@@ -358,7 +380,7 @@ impl Warp {
                 if self.lacks_lanes(index, active, named.as_ref()) {
                     return Ok(Flow::Changed);
                 }
-                self.shuffle(run, base, active, shuffle);
+                self.shuffle(run, base, (pc, active), named.as_ref(), shuffle);
             }
             Op::Vote { kind, to, input, mask } => {
                 let named = mask.map(|slot| *self.lanes(run, base, slot));
@@ -659,7 +681,16 @@ impl Warp {
         Ok(())
     }
 
-    fn shuffle(&mut self, run: &Run<'_>, base: u32, active: u32, shuffle: &Shuffle) {
+    fn shuffle(
+        &mut self,
+        run: &Run<'_>,
+        base: u32,
+        (step, active): (u32, u32),
+        named: Option<&Lanes>,
+        shuffle: &Shuffle,
+    ) {
+        let is_followed = run.checker.as_ref().is_some_and(|checker| checker.is_following_values());
+        let mut undefined: Option<Origin> = None;
         let [input, by, limits] =
             [shuffle.input, shuffle.lane, shuffle.limits].map(|slot| *self.lanes(run, base, slot));
         let mut value = [0; LANES];
@@ -678,6 +709,28 @@ impl Warp {
             let source = if is_valid { source & 31 } else { own };
             value[lane] = input[source as usize];
             valid[lane] = u64::from(is_valid);
+            if is_followed {
+                // Both lanes execute the instruction, and the mask has both.
+                let taking_part = active & named.map_or(u32::MAX, |named| named[lane] as u32);
+                let known = match shuffle.input {
+                    Slot::Register(register) => self.undefined.among(base + register, 1 << source),
+                    _ => None,
+                };
+                let known = match known {
+                    _ if taking_part >> lane & 1 == 0 => Some(Origin { lanes: 0, step, source: own }),
+                    _ if taking_part >> source & 1 == 0 => Some(Origin { lanes: 0, step, source }),
+                    known => known,
+                };
+                if let Some(origin) = known {
+                    let lanes = undefined.map_or(0, |origin| origin.lanes) | 1 << lane;
+                    undefined = Some(Origin { lanes, ..undefined.unwrap_or(origin) });
+                }
+            }
+        }
+        if is_followed {
+            shuffle.is_valid.iter().for_each(|is_valid| self.undefined.remove(base + is_valid, active));
+            self.undefined.remove(base + shuffle.to, active);
+            undefined.into_iter().for_each(|origin| self.undefined.add(base + shuffle.to, origin));
         }
         self.write(base + shuffle.to, &value, active);
         if let Some(is_valid) = shuffle.is_valid {

@@ -1,21 +1,29 @@
 //! What is looked for on request, and what kernels print.
 
 use crate::support::{Memory, kernel, launch, module};
-use gpumem_ptx::{Checks, Launch, Mistake, Outcome};
+use gpumem_ptx::{Checks, KernelMistake, Launch, Mistake, Outcome};
 
 const AT_THREAD: &str = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd2, %rd1, %rd0; mov.u64 %rd3, tile; \
                          add.u64 %rd3, %rd3, %rd1;";
 
 /// Runs a kernel with these lines and 256 bytes of shared memory, with all checks.
 fn checked(lines: &str, block: u32) -> Outcome {
+    checked_under(7, lines, block)
+}
+
+fn found_under(seed: u64, lines: &str, block: u32) -> Vec<KernelMistake> {
+    checked_under(seed, lines, block).hazards
+}
+
+fn checked_under(seed: u64, lines: &str, block: u32) -> Outcome {
     let text = kernel(&format!(".shared .align 4 .b8 tile[256];\n{AT_THREAD}\n{lines}"));
     let module = module(&text);
     let mut memory = Memory::default();
     let parameters = memory.alloc(&[0; 64]).to_le_bytes();
     let checks = Checks { races: true, uninitialised: true };
-    let launch = Launch { checks, ..launch(&parameters, 2, block) };
+    let launch = Launch { checks, seed, ..launch(&parameters, 2, block) };
     let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
-    assert_eq!(outcome.mistake, None);
+    assert_eq!(outcome.mistake, None, "{text}");
     outcome
 }
 
@@ -59,21 +67,288 @@ fn lanes_of_a_warp_are_ordered_by_its_barrier_alone() {
     );
 }
 
+/// True if nothing but a race in this memory is found.
+fn is_race(found: &[KernelMistake], of: &str) -> bool {
+    !found.is_empty()
+        && found.iter().all(|found| matches!(found.mistake, Mistake::Race { space, .. } if space == of))
+}
+
+/// Thread 0 of each block adds to a word, and the one that comes second reads what the other has left.
 #[test]
-fn a_value_that_is_passed_by_an_atomic_needs_a_fence() {
-    // Thread 0 of each block adds to a word, and the one that comes second reads what the other has left.
-    let lines = |fence: &str| {
+fn a_value_that_is_passed_by_an_atomic_needs_fences_of_the_device() {
+    let lines = |writer: &str, atomic: &str, reader: &str| {
         format!(
-            "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd4, %r1, 4; add.u64 %rd4, %rd4, %rd0; st.global.u32 [%rd4+16], %r1;\n{fence}\n\
-             atom.global.add.u32 %r2, [%rd0], 1;\nsetp.eq.u32 %p0, %r2, 1;\n@%p0 ld.global.u32 %r3, [%rd0+16];\n\
+            "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd4, %r1, 4; add.u64 %rd4, %rd4, %rd0; st.global.u32 [%rd4+16], %r1;\n{writer}\n\
+             {atomic}.u32 %r2, [%rd0], 1;\n{reader}\nsetp.eq.u32 %p0, %r2, 1;\n@%p0 ld.global.u32 %r3, [%rd0+16];\n\
              @%p0 ld.global.u32 %r4, [%rd0+20];"
         )
     };
-    assert_eq!(hazards(&lines("membar.gl;"), 1), [""; 0]);
-    assert_eq!(hazards(&lines("fence.acq_rel.gpu;"), 1), [""; 0]);
-    let found = checked(&lines(""), 1).hazards;
+    let relaxed = "atom.global.add";
+    for (writer, atomic, reader) in [
+        ("membar.gl;", relaxed, "membar.gl;"),
+        ("membar.sys;", relaxed, "membar.gl;"),
+        ("fence.acq_rel.gpu;", relaxed, "fence.sc.gpu;"),
+        ("", "atom.acq_rel.gpu.global.add", ""),
+        ("", "atom.release.gpu.global.add", "membar.gl;"),
+        ("membar.gl;", "atom.acquire.gpu.global.add", ""),
+        // A barrier counts as the reader's fence.
+        ("membar.gl;", relaxed, "bar.sync 0;"),
+    ] {
+        assert_eq!(hazards(&lines(writer, atomic, reader), 1), [""; 0], "{writer} {atomic} {reader}");
+    }
+    for (writer, atomic, reader) in [
+        ("", relaxed, "membar.gl;"),
+        ("membar.gl;", relaxed, ""),
+        ("membar.cta;", relaxed, "membar.gl;"),
+        ("membar.gl;", relaxed, "membar.cta;"),
+        ("fence.acq_rel.cta;", relaxed, "membar.gl;"),
+        ("membar.gl;", "atom.release.gpu.global.add", ""),
+        ("", "atom.acquire.gpu.global.add", ""),
+    ] {
+        let found = checked(&lines(writer, atomic, reader), 1).hazards;
+        assert!(is_race(&found, "global"), "{writer} {atomic} {reader} {found:?}");
+    }
+}
+
+/// The two threads of each of two blocks, with a word for each block and one for all.
+#[test]
+fn an_atomic_of_a_block_is_one_for_its_threads_alone() {
+    for scope in ["", ".gpu", ".sys"] {
+        assert_eq!(
+            hazards(
+                &format!("atom.relaxed{scope}.global.add.u32 %r2, [%rd0], 1;")
+                    .replace("atom.relaxed.g", "atom.g"),
+                2
+            ),
+            [""; 0]
+        );
+    }
+    for scope in [".cta", ".cluster"] {
+        let of_all = format!("atom.relaxed{scope}.global.add.u32 %r2, [%rd0], 1;");
+        assert!(is_race(&checked(&of_all, 2).hazards, "global"), "{scope}");
+        let of_block = "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd4, %r1, 4; add.u64 %rd4, %rd4, %rd0;";
+        let of_block = format!("{of_block} atom.relaxed{scope}.global.add.u32 %r2, [%rd4], 1;");
+        assert_eq!(hazards(&of_block, 2), [""; 0]);
+    }
+    // One of the two has the scope of the device.
+    let mixed = "mov.u32 %r1, %ctaid.x; setp.eq.u32 %p0, %r1, 0;\n@%p0 atom.relaxed.cta.global.add.u32 %r2, [%rd0], 1;\n\
+                 @!%p0 atom.relaxed.gpu.global.add.u32 %r2, [%rd0], 1;";
+    assert!(is_race(&checked(mixed, 1).hazards, "global"));
+}
+
+/// Threads of two warps of a block pass a value by a flag in shared memory.
+#[test]
+fn fences_of_a_block_order_its_threads() {
+    let lines = |writer: &str, reader: &str| {
+        format!(
+            "setp.eq.u32 %p0, %r0, 0; @%p0 st.shared.u32 [tile+8], %r0; bar.sync 0; setp.eq.u32 %p1, %r0, 32;\n\
+             @%p0 st.shared.u32 [tile], 5;\n@%p0 {writer}\n@%p0 st.volatile.shared.u32 [tile+8], 1;\n@!%p1 bra END;\n\
+             WAIT: ld.volatile.shared.u32 %r1, [tile+8]; setp.eq.u32 %p2, %r1, 0; @%p2 bra WAIT;\n{reader}\nld.shared.u32 %r2, [tile];\nEND:"
+        )
+    };
+    for (writer, reader) in [
+        ("membar.cta;", "membar.cta;"),
+        ("membar.gl;", "membar.cta;"),
+        ("fence.acq_rel.cta;", "fence.sc.cluster;"),
+    ] {
+        assert_eq!(hazards(&lines(writer, reader), 64), [""; 0], "{writer} {reader}");
+    }
+    for (writer, reader) in [("mov.u32 %r3, 0;", "membar.cta;"), ("membar.cta;", "")] {
+        assert!(is_race(&checked(&lines(writer, reader), 64).hazards, "shared"), "{writer} {reader}");
+    }
+}
+
+#[test]
+fn an_asynchronous_copy_is_waited_for() {
+    const ISSUED: &str = "and.b32 %r4, %r0, 15; mul.wide.u32 %rd6, %r4, 4; add.u64 %rd6, %rd6, %rd0;\ncp.async.ca.shared.global [%rd3], [%rd6], 4;";
+    let own = |between: &str| format!("{ISSUED}\n{between}\nld.shared.u32 %r2, [%rd3];");
+    for between in [
+        "cp.async.wait_all;",
+        "cp.async.commit_group; cp.async.wait_group 0;",
+        "cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 1;",
+    ] {
+        assert_eq!(hazards(&own(between), 32), [""; 0], "{between}");
+    }
+    for between in [
+        "",
+        "bar.sync 0;",
+        "cp.async.commit_group;",
+        "cp.async.wait_group 0;",
+        "cp.async.commit_group; cp.async.wait_group 1;",
+        "cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 2;",
+    ] {
+        let found = hazards(&own(between), 32);
+        assert_eq!(found.len(), 1, "{between} {found:?}");
+        assert!(
+            found[0].ends_with(
+                "reads 4 bytes at 0x0 of shared memory, the target of the asynchronous copy at line 11 by thread (0, 0, 0), which has not \
+                 waited for it"
+            ),
+            "{found:?}"
+        );
+    }
+    // A write to the target, and a wait by one half of the lanes alone.
+    let write = format!("{ISSUED}\nst.shared.u32 [%rd3], %r0;");
+    let found = checked(&write, 1).hazards;
+    assert!(
+        matches!(found[..], [KernelMistake { mistake: Mistake::PendingCopy { is_write: true, .. }, .. }]),
+        "{found:?}"
+    );
+    let half = own("setp.lt.u32 %p0, %r0, 16; @%p0 cp.async.wait_all;");
+    let found = checked(&half, 32).hazards;
+    assert!(matches!(found[..], [KernelMistake { thread: [16, 0, 0], .. }]), "{found:?}");
+    // What another thread has copied: a wait, and then a barrier.
+    let others = |between: &str| {
+        format!(
+            "{ISSUED}\n{between}\nxor.b32 %r1, %r0, 32; mul.wide.u32 %rd4, %r1, 4; mov.u64 %rd5, tile; add.u64 %rd5, %rd5, %rd4;\n\
+                 ld.shared.u32 %r2, [%rd5];"
+        )
+    };
+    assert_eq!(hazards(&others("cp.async.wait_all; bar.sync 0;"), 64), [""; 0]);
+    let found = checked(&others("bar.sync 0; cp.async.wait_all;"), 64).hazards;
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(matches!(found[0].mistake, Mistake::Race { space: "global", .. }), "{found:?}");
+    assert!(
+        is_race(&found, "shared") || matches!(found[0].mistake, Mistake::PendingCopy { .. }),
+        "{found:?}"
+    );
+    let found = checked(&others("bar.sync 0;"), 64).hazards;
+    assert!(matches!(found[..], [KernelMistake { mistake: Mistake::PendingCopy { .. }, .. }]), "{found:?}");
+}
+
+/// A barrier in memory that the copies arrive at.
+#[test]
+fn who_waits_at_a_barrier_of_copies_waits_for_them() {
+    let lines = |wait: &str| {
+        format!(
+            ".shared .align 8 .b8 barrier[8]; setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [barrier], 64; bar.sync 0;\n\
+             and.b32 %r4, %r0, 15; mul.wide.u32 %rd6, %r4, 4; add.u64 %rd6, %rd6, %rd0;\ncp.async.ca.shared.global [%rd3], [%rd6], 4;\n\
+             cp.async.mbarrier.arrive.noinc.shared.b64 [barrier];\n{wait}\n\
+             xor.b32 %r1, %r0, 32; mul.wide.u32 %rd4, %r1, 4; mov.u64 %rd5, tile; add.u64 %rd5, %rd5, %rd4; ld.shared.u32 %r2, [%rd5];"
+        )
+    };
+    let wait = "WAIT: mbarrier.test_wait.parity.shared.b64 %p1, [barrier], 0; @!%p1 bra WAIT;";
+    assert_eq!(hazards(&lines(wait), 64), [""; 0]);
+    assert!(!hazards(&lines(""), 64).is_empty());
+}
+
+/// Threads that have ended count as arrived at a barrier of all, and not at one of a stated number of threads.
+#[test]
+fn what_ended_threads_have_written_is_ordered_by_a_barrier_of_all() {
+    let lines = |barrier: &str| {
+        format!(
+            "st.shared.u32 [%rd3], %r0; setp.lt.u32 %p0, %r0, 32; @%p0 bra ON; ret;\nON: {barrier}\n\
+             ld.shared.u32 %r2, [%rd3+128];"
+        )
+    };
+    for seed in 0..16 {
+        assert_eq!(found_under(seed, &lines("bar.sync 0;"), 64), [], "{seed}");
+        assert!(is_race(&found_under(seed, &lines("bar.sync 1, 32;"), 64), "shared"), "{seed}");
+    }
+    // They are of one warp.
+    let half = "st.shared.u32 [%rd3], %r0; setp.lt.u32 %p0, %r0, 16; @!%p0 ret; bar.sync 0; ld.shared.u32 %r2, [%rd3+64];";
+    assert_eq!(hazards(half, 32), [""; 0]);
+}
+
+/// A value of a lane that does not take part is undefined, and does no harm as long as nothing depends on it.
+#[test]
+fn shuffles_of_lanes_that_do_not_take_part() {
+    let stored = "st.global.u32 [%rd2], %r1;";
+    for (shuffle, lanes) in [
+        ("shfl.sync.idx.b32 %r1, %r0, 3, 31, -1;\n", 16),
+        ("shfl.sync.down.b32 %r1, %r0, 16, 31, -1;\n", 32),
+        // The whole warp, and a half that stays within its mask.
+        ("shfl.sync.bfly.b32 %r1, %r0, 4, 31, 0xffff;\n", 16),
+        // Undefined, and not used: a guard, a choice, a product with zero.
+        ("shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nsetp.lt.u32 %p1, %r0, 8; @!%p1 mov.u32 %r1, 0;\n", 16),
+        (
+            "shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nsetp.lt.u32 %p1, %r0, 8; selp.b32 %r1, %r1, 0, %p1;\n",
+            16,
+        ),
+        (
+            "shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nsetp.lt.u32 %p1, %r0, 8; selp.b32 %r2, 1, 0, %p1; mul.lo.u32 %r1, %r1, %r2;\n",
+            16,
+        ),
+        ("shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nxor.b32 %r1, %r1, %r1;\n", 16),
+        (
+            "mov.u32 %r2, 0; shfl.sync.down.b32 %r1, %r0, 8, 31, -1;\nsetp.eq.u32 %p1, %r1, 9; @%p1 mov.u32 %r2, 1;\n\
+             setp.gt.u32 %p2, %r0, 7; @%p2 ret; mov.u32 %r1, %r2;\n",
+            16,
+        ),
+        // The sum of 16 lanes: lane 0 gets nothing undefined, and it alone stores.
+        (
+            "mov.u32 %r1, %r0; shfl.sync.down.b32 %r2, %r1, 8, 31, -1; add.u32 %r1, %r1, %r2; shfl.sync.down.b32 %r2, %r1, 4, 31, -1;\n\
+             add.u32 %r1, %r1, %r2; setp.ne.u32 %p2, %r0, 0; @%p2 ret;\n",
+            16,
+        ),
+    ] {
+        assert_eq!(hazards(&format!("{shuffle}{stored}"), lanes), [""; 0], "{shuffle}");
+    }
+    for (lines, lane, thread, line) in [
+        // Of a lane that does not exist, of one that has ended, and of one that is not in the mask.
+        ("shfl.sync.idx.b32 %r1, %r0, 20, 31, -1;\nst.global.u32 [%rd2], %r1;", 20, 0, 11),
+        (
+            "setp.gt.u32 %p0, %r0, 7; @%p0 ret; shfl.sync.down.b32 %r1, %r0, 4, 31, -1; st.global.u32 [%rd2], %r1;",
+            8,
+            4,
+            10,
+        ),
+        ("shfl.sync.bfly.b32 %r1, %r0, 8, 31, 0xff;\nst.global.u32 [%rd2], %r1;", 8, 0, 11),
+        // A lane that is not in its own mask.
+        ("shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xff;\nst.global.u32 [%rd2], %r1;", 8, 8, 11),
+        // It decides a branch, gives an address, or goes on through arithmetic and another shuffle.
+        (
+            "shfl.sync.idx.b32 %r1, %r0, 20, 31, -1;\nsetp.eq.u32 %p0, %r1, 1; @%p0 bra END; add.u32 %r0, %r0, 1;\nEND:",
+            20,
+            0,
+            11,
+        ),
+        // Whether a value is written depends on it.
+        (
+            "shfl.sync.idx.b32 %r1, %r0, 20, 31, -1;\nmov.u32 %r2, 0; setp.eq.u32 %p0, %r1, 1; @%p0 mov.u32 %r2, 7; st.global.u32 [%rd2], %r2;",
+            20,
+            0,
+            11,
+        ),
+        (
+            "shfl.sync.idx.b32 %r1, %r0, 20, 31, -1; and.b32 %r1, %r1, 15; mul.wide.u32 %rd4, %r1, 4; add.u64 %rd4, %rd4, %rd0;\n\
+             ld.global.u32 %r2, [%rd4];",
+            20,
+            0,
+            11,
+        ),
+        (
+            "shfl.sync.idx.b32 %r1, %r0, 20, 31, -1;\nlop3.b32 %r1, %r1, %r0, 5, 150; bfi.b32 %r1, %r1, %r0, 4, 8;\n\
+             shfl.sync.bfly.b32 %r1, %r1, 1, 31, -1; st.global.u32 [%rd2], %r1;",
+            20,
+            0,
+            12,
+        ),
+    ] {
+        let found = checked(lines, 16).hazards;
+        let [found] = &found[..] else { panic!("{lines}: {found:?}") };
+        assert_eq!((found.line, found.thread), (10, [thread, 0, 0]), "{lines}: {found}");
+        assert_eq!(found.mistake, Mistake::UndefinedLane { lane, use_line: line }, "{lines}");
+    }
+}
+
+/// A callee has values of its own in the registers that another call has used.
+#[test]
+fn registers_of_a_call_begin_defined() {
+    let text = format!(
+        ".func wild() {{ .reg .b32 %x<3>; mov.u32 %x0, 1; shfl.sync.idx.b32 %x1, %x0, 20, 31, -1; ret; }}\n\
+         .func (.param .b32 r) tame(.param .b32 a) {{ .reg .b32 %x<3>; ld.param.u32 %x1, [a]; st.param.u32 [r], %x1; ret; }}\n{}",
+        kernel(
+            "mov.u32 %r0, 3; {.param .b32 a; .param .b32 b; call.uni wild, (); st.param.u32 [a], %r0; call.uni (b), tame, (a);\n\
+             ld.param.u32 %r1, [b]; st.global.u32 [%rd0], %r1;}"
+        )
+    );
+    let (module, mut memory) = (module(&text), Memory::default());
+    let parameters = memory.alloc(&[0; 8]).to_le_bytes();
+    let checks = Checks { races: false, uninitialised: true };
+    let outcome =
+        module.entry("k").unwrap().run(Launch { checks, ..launch(&parameters, 1, 1) }, &memory).unwrap();
+    assert_eq!((outcome.mistake, outcome.hazards), (None, vec![]));
+    assert_eq!(memory.words(0x1_0000)[0], 3);
 }
 
 #[test]
@@ -99,6 +374,33 @@ fn bytes_that_nobody_has_written() {
         1,
     );
     assert!(found[0].contains("reads 4 bytes at 0x4 of local memory"), "{found:?}");
+}
+
+/// A compiler copies a structure with the bytes between its members.
+#[test]
+fn padding_of_structures_is_no_unwritten_read() {
+    let local = ".local .align 8 .b8 depot[24]; mov.u64 %rd4, depot;\n";
+    for lines in [
+        // {char; int} in shared memory, read as two words.
+        "st.shared.u8 [%rd3], %r0; ld.shared.u32 %r1, [%rd3];",
+        // {int; double; char} in local memory: the tail.
+        "st.local.u32 [%rd4], %r0; st.local.u8 [%rd4+16], %r0; ld.local.v4.u16 {%h0, %h1, %h2, %h3}, [%rd4+16]; ld.local.u64 %rd5, [%rd4];",
+        "st.local.u8 [%rd4+16], %r0; ld.local.v4.u8 {%h0, %h1, %h2, %h3}, [%rd4+16]; ld.local.v4.u8 {%h0, %h1, %h2, %h3}, [%rd4+20];",
+    ] {
+        assert_eq!(hazards(&format!("{local}{lines}"), 1), [""; 0], "{lines}");
+    }
+    for lines in [
+        // The second of two words, and a half word of its own.
+        "st.shared.u32 [%rd3], %r0; ld.shared.v2.u32 {%r1, %r2}, [%rd3];",
+        "st.local.u32 [%rd4], %r0; ld.local.v4.u32 {%r1, %r2, %r3, %r4}, [%rd4];",
+        "st.local.u8 [%rd4], %r0; ld.local.u16 %h1, [%rd4+2];",
+        "st.local.u8 [%rd4], %r0; ld.local.v4.u8 {%h0, %h1, %h2, %h3}, [%rd4+8];",
+        "st.shared.u8 [%rd3], %r0; ld.shared.u8 %h1, [%rd3+1];",
+    ] {
+        let found = checked(&format!("{local}{lines}"), 1).hazards;
+        let is_found = matches!(found[..], [KernelMistake { mistake: Mistake::Uninitialised { .. }, .. }]);
+        assert!(is_found, "{lines} {found:?}");
+    }
 }
 
 #[test]

@@ -71,6 +71,77 @@ fn pointers_to_functions() {
     assert_eq!(memory.words(address), [1, 3, 3, 5]);
 }
 
+const FUNCTIONS: &str = ".func (.reg .b32 %y) one(.reg .b32 %x) { add.u32 %y, %x, 1; ret; }\n\
+                         .func (.reg .b32 %y) two(.reg .b32 %x) { add.u32 %y, %x, 2; ret; }\n\
+                         .func none() { ret; }\n";
+
+/// Calls the function at the address in the word that `%rd2` points to.
+fn called(variables: &str, pointed: &str) -> Result<Vec<u32>, Mistake> {
+    let text = format!(
+        "{FUNCTIONS}{variables}\n{}",
+        kernel(&format!(
+            "{AT_THREAD}\n{pointed}\nP: .callprototype (.reg .b32 _) _ (.reg .b32 _);\ncall (%r2), %rd3, (%r0), P;\n\
+             st.global.u32 [%rd1], %r2;"
+        ))
+    );
+    let module = module(&text);
+    let entry = module.entry("k").unwrap();
+    assert_eq!(entry.unsupported(), None, "{text}");
+    let mut memory = Memory::default();
+    let address = memory.alloc(&[0; 4]);
+    let places: Vec<u64> = module
+        .variables()
+        .iter()
+        .map(|variable| {
+            let words = variable.contents(&[]);
+            let words = words
+                .chunks(4)
+                .map(|part| part.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte)));
+            memory.alloc(&words.collect::<Vec<_>>())
+        })
+        .collect();
+    let parameters = address.to_le_bytes();
+    let launch = gpumem_ptx::Launch { variables: &places, ..launch(&parameters, 1, 4) };
+    let outcome = entry.run(launch, &memory).unwrap();
+    outcome.mistake.map_or_else(|| Ok(memory.words(address)), |mistake| Err(mistake.mistake))
+}
+
+#[test]
+fn addresses_of_functions_in_variables() {
+    let by_thread = "and.b32 %r1, %r0, 1; mul.wide.u32 %rd2, %r1, 8; mov.u64 %rd3, table; add.u64 %rd2, %rd2, %rd3; ld.global.u64 %rd3, [%rd2];";
+    assert_eq!(called(".global .align 8 .u64 table[2] = {two, one};", by_thread).unwrap(), [2, 2, 4, 4]);
+    // Byte by byte, as in packed structures.
+    let bytes: Vec<String> = (0..8).map(|byte| format!("{:#x}(one)", 0xff_u64 << (8 * byte))).collect();
+    let table = format!(".global .align 8 .u8 table[16] = {{{0}, {0}}};", bytes.join(", "));
+    assert_eq!(called(&table, by_thread).unwrap(), [1, 2, 3, 4]);
+    // A function of other parameters, a number that is no function, and the address of a kernel.
+    for table in ["{none, none}", "{5, 5}", "{k, k}", "{one+1000, one}"] {
+        let table = format!(".global .align 8 .u64 table[2] = {table};");
+        let found = called(&table, by_thread);
+        assert!(matches!(found, Err(Mistake::WrongTarget(_))), "{table} {found:?}");
+    }
+}
+
+/// The value comes from elsewhere, and only a variable that the kernel does not name has the address.
+#[test]
+fn a_pointer_to_a_function_that_the_kernel_does_not_name() {
+    let text = format!(
+        "{FUNCTIONS}.global .u64 one_of_them = two;\n{}",
+        kernel(
+            "P: .callprototype (.reg .b32 _) _ (.reg .b32 _);\nld.global.u64 %rd1, [%rd0]; mov.u32 %r1, 40; call (%r2), %rd1, (%r1), P;\nst.global.u32 [%rd0], %r2;"
+        )
+    );
+    let module = module(&text);
+    let bytes = module.variables()[0].contents(&[]);
+    let words: Vec<u32> = bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
+    let mut memory = Memory::default();
+    let address = memory.alloc(&words);
+    let parameters = address.to_le_bytes();
+    let outcome = module.entry("k").unwrap().run(launch(&parameters, 1, 1), &memory).unwrap();
+    assert_eq!(outcome.mistake, None);
+    assert_eq!(memory.words(address)[0], 42);
+}
+
 /// A lane waits in a loop for another one of its warp, and a block for another block.
 #[test]
 fn who_waits_in_a_loop_lets_others_run() {

@@ -104,10 +104,10 @@ pub(crate) fn check_defined(module: &Module, is_replaced: impl Fn(&str) -> bool)
     Ok(())
 }
 
-/// The kernels of a module that cannot run, for the information log.
-pub(crate) fn notes(module: &Module) -> String {
-    let unsupported = module.entries().iter().filter_map(|entry| Some((entry, entry.unsupported()?)));
-    unsupported.fold(String::new(), |notes, (entry, error)| notes + &cannot_run(entry.name(), error) + "\n")
+/// Why kernels of a module cannot run, a line for each, except for those that a Rust function replaces.
+pub(crate) fn notes(module: &Module, is_replaced: impl Fn(&str) -> bool) -> Vec<String> {
+    let entries = module.entries().iter().filter(|entry| !is_replaced(entry.name()));
+    entries.filter_map(|entry| Some(cannot_run(entry.name(), entry.unsupported()?))).collect()
 }
 
 /// Why a kernel cannot run.

@@ -68,7 +68,7 @@ pub struct KernelFault {
     pub(crate) code: CUresult,
     pub(crate) text: String,
     pub(crate) allocation: Option<Box<Origin>>,
-    pub(crate) place: Option<KernelPlace>,
+    pub(crate) place: Option<Box<KernelPlace>>,
 }
 
 debug_is_display!(KernelFault);
@@ -546,7 +546,7 @@ impl gpumem_ptx::DeviceMemory for TextMemory<'_, '_> {
 impl fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Launch")
-            .field("kernel", &Shown::name(self.queued.body.name))
+            .field("kernel", &Shown::name(&self.queued.body.name))
             .field("grid", &self.grid())
             .field("block", &self.block())
             .finish_non_exhaustive()

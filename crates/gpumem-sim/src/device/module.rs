@@ -5,8 +5,8 @@ use crate::base::handle::Handle;
 use crate::device::launch::Kernel;
 use crate::device::{BLOCK_MAX, BLOCK_THREADS_MAX, GRID_MAX};
 use gpumem_ptx::Entry;
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ffi::CString;
+use std::sync::Arc;
 
 /// A module that a context has loaded.
 pub(crate) struct Module {
@@ -23,14 +23,15 @@ pub(crate) struct Function {
     pub(crate) module: Handle,
     pub(crate) context: Handle,
     pub(crate) body: Body,
+    /// The entry's name, for the program.
+    pub(crate) name: CString,
     pub(crate) shared_bytes_max: i32,
 }
 
 /// What runs for an entry.
 #[derive(Clone)]
 pub(crate) struct Body {
-    /// For as long as the process, because findings have it.
-    pub(crate) name: &'static str,
+    pub(crate) name: Arc<str>,
     /// The Rust function that is registered for the name, which runs in place of the text.
     pub(crate) kernel: Option<Kernel>,
     pub(crate) text: Arc<gpumem_ptx::Module>,
@@ -43,21 +44,6 @@ impl Body {
         &self.text.entries()[self.entry]
     }
 }
-
-/// The name as one that lives as long as the process. Each name is kept once.
-pub(crate) fn kept_name(name: &str) -> &'static str {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    match names.get(name) {
-        Some(known) => known,
-        None => {
-            let kept: &'static str = Box::leak(name.into());
-            names.insert(kept);
-            kept
-        }
-    }
-}
-
-static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 
 /// The shape of a kernel launch.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +66,7 @@ impl Shape {
         if fits(self.grid, GRID_MAX)
             && fits(self.block, BLOCK_MAX)
             && threads <= BLOCK_THREADS_MAX.min(threads_max)
+            && entry.block_required().is_none_or(|block| block == self.block)
             && is_shared_ok
         {
             Ok(())

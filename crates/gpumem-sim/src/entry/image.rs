@@ -78,7 +78,8 @@ unsafe fn begins_with(source: *const u8, magic: [u8; 4]) -> bool {
     magic.iter().enumerate().all(|(index, byte)| unsafe { source.add(index).read() } == *byte)
 }
 
-/// The buffers for messages among the options of a compilation. Other options have no effect.
+/// The buffers for messages among the options of a compilation. Other options have no effect, `CU_JIT_TARGET` among them: nothing is
+/// compiled for a target here.
 ///
 /// # Safety
 ///
@@ -118,7 +119,8 @@ fn set_size(log: &mut CompilerLog, place: *mut *mut c_void, value: *mut c_void) 
     (log.size_bytes, log.len) = (value.addr() as u32 as usize, place);
 }
 
-/// Parses an image. What there is to say about it goes to the logs, and the reason of a refusal also to the findings.
+/// Parses an image. What there is to say about it goes to the logs, and the reason of a refusal, or why some of its kernels cannot run, also
+/// to the findings.
 pub(crate) fn parse(
     call: &mut Call<'_>,
     logs: &mut CompilerLogs,
@@ -131,7 +133,9 @@ pub(crate) fn parse(
     });
     match parsed {
         Ok(module) => {
-            logs.info.add(&image::notes(&module));
+            let notes = image::notes(&module, |name| call.kernels.contains_key(name));
+            logs.info.add(&notes.join("\n"));
+            call.note_kernels(&notes);
             Ok(module)
         }
         Err(error) => {

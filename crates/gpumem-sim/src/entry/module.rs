@@ -3,6 +3,7 @@
 use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::base::handle::Handle;
 use crate::device::compiler_log::CompilerLogs;
+use crate::device::image::ImageError;
 use crate::device::module::Shape;
 use crate::entry::argument::{Source, Target, check_place, put, put_if_wanted, take, take_at};
 use crate::entry::call::Call;
@@ -15,7 +16,8 @@ use gpumem_ptx::Entry;
 use gpumem_sys::Table;
 use gpumem_sys::types::{
     CUdeviceptr, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUlaunchAttributeID,
-    CUlaunchConfig, CUmodule, CUmoduleLoadingMode, CUresult, CUstream,
+    CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDimension, CUlaunchConfig, CUmodule,
+    CUmoduleLoadingMode, CUresult, CUstream,
 };
 
 entries! {
@@ -115,6 +117,11 @@ entries! {
         put(target, call.function(Handle::from_ptr(function))?.module.to_ptr())
     }
 
+    // The name is alive as long as the module.
+    fn cuFuncGetName(call, name: Target<*const c_char>, function: CUfunction) {
+        put(name, call.function(Handle::from_ptr(function))?.name.as_ptr())
+    }
+
     fn cuFuncGetParamInfo(
         call,
         function: CUfunction,
@@ -175,11 +182,16 @@ entries! {
     ) {
         let config = take(config)?;
         for index in 0..config.numAttrs as usize {
+            let attribute = config.attrs.wrapping_add(index);
             // SAFETY: there are `numAttrs` attributes, and each begins with its kind.
-            let attribute =
-                unsafe { take_at(config.attrs.wrapping_add(index).cast::<CUlaunchAttributeID>())? };
-            if !WITHOUT_EFFECT.contains(&attribute) {
-                return Err(NOT_SUPPORTED);
+            let id = unsafe { take_at(attribute.cast::<CUlaunchAttributeID>())? };
+            let is_one_block = id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && {
+                // SAFETY: an attribute of this kind is whole, and has three numbers.
+                let cluster = unsafe { take_at(attribute)?.value.clusterDim };
+                cluster == ClusterDimension { x: 1, y: 1, z: 1 }
+            };
+            if !is_one_block && !WITHOUT_EFFECT.contains(&id) {
+                return Err(refused_attribute(call, id));
             }
         }
         let shape = Shape {
@@ -232,7 +244,27 @@ unsafe fn launch(
     call.launch(stream, function, shape, packed)
 }
 
-/// The launch attributes that the simulator accepts.
+/// Reports a launch attribute that the simulator does not have. Returns the code.
+fn refused_attribute(call: &mut Call<'_>, id: CUlaunchAttributeID) -> CUresult {
+    let clusters = [
+        (CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, "CLUSTER_DIMENSION"),
+        (CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION, "PREFERRED_CLUSTER_DIMENSION"),
+        (
+            CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+            "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
+        ),
+    ];
+    let text = match clusters.iter().find(|(cluster, _)| *cluster == id) {
+        Some((_, name)) => format!(
+            "the simulator runs no clusters of blocks (`CU_LAUNCH_ATTRIBUTE_{name}`); launch a kernel that needs none, with clusters of one \
+             block or without the attribute, or test this one on a GPU"
+        ),
+        None => format!("the simulator does not have the launch attribute {}; launch without it", id.0),
+    };
+    call.note_image(&ImageError::new(NOT_SUPPORTED, text))
+}
+
+/// The launch attributes that the simulator accepts, beside clusters of one block.
 const WITHOUT_EFFECT: [CUlaunchAttributeID; 3] = [
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,

@@ -61,8 +61,11 @@ fn is_same_pair(known: &Finding, finding: &Finding) -> bool {
             Finding::Race { first, second, .. },
             Finding::Race { first: other_first, second: other_second, .. },
         ) => {
-            let key = |access: &Access| (access.kind, access.stream, access.position, access.call);
-            key(first) == key(other_first) && key(second) == key(other_second)
+            let is_same = |one: &Access, other: &Access| {
+                one.kind == other.kind
+                    && (one.stream, one.position, one.call) == (other.stream, other.position, other.call)
+            };
+            is_same(first, other_first) && is_same(second, other_second)
         }
         _ => matches!(finding, Finding::Module { .. }) && known == finding,
     }
@@ -85,7 +88,7 @@ impl Races {
 impl Trace {
     pub(crate) fn access(&self, byte: u64) -> Access {
         Access {
-            kind: self.kind,
+            kind: self.kind.clone(),
             stream: self.stream.map(Handle::to_bits),
             stream_number: self.stream_number,
             position: self.position,

@@ -17,7 +17,7 @@ use core::ops::Range;
 use std::collections::BTreeMap;
 
 /// One recorded access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trace {
     pub(crate) epoch: Epoch,
     pub(crate) kind: AccessKind,
@@ -101,13 +101,13 @@ impl Shadow {
             at = history.end;
             history.check(start, false, Some(&trace), &is_ordered, conflicts);
             history.reads.retain(|read| !is_ordered(read.epoch));
-            history.reads.push(trace);
+            history.reads.push(trace.clone());
         }
         if at < bytes.end {
             gaps.push(at..bytes.end);
         }
         for gap in gaps {
-            self.ranges.insert(gap.start, History { end: gap.end, write: None, reads: vec![trace] });
+            self.ranges.insert(gap.start, History { end: gap.end, write: None, reads: vec![trace.clone()] });
         }
         self.merge_all(bytes);
     }
@@ -115,7 +115,7 @@ impl Shadow {
     /// The last writer of a byte.
     pub(crate) fn last_writer(&self, byte: u64) -> Option<Epoch> {
         let (_, history) = self.ranges.range(..=byte).next_back()?;
-        history.write.filter(|_| byte < history.end).map(|write| write.epoch)
+        history.write.as_ref().filter(|_| byte < history.end).map(|write| write.epoch)
     }
 
     /// Ends the history of the bytes. Accesses that are not ordered before this go to `conflicts`.
@@ -154,7 +154,7 @@ impl Shadow {
             if at < start {
                 return Some(at..start);
             }
-            if history.write.is_none_or(|write| write.kind == AccessKind::Allocation) {
+            if history.write.as_ref().is_none_or(|write| write.kind == AccessKind::Allocation) {
                 return Some(at..history.end.min(bytes.end));
             }
             at = history.end;
@@ -212,7 +212,7 @@ impl History {
         let is_shared = |trace: &&Trace| later.is_none_or(|later| trace.meets(later, start..self.end));
         let unordered =
             self.write.iter().chain(reads).filter(|trace| !is_ordered(trace.epoch)).filter(is_shared);
-        conflicts.extend(unordered.map(|trace| (start..self.end, *trace)));
+        conflicts.extend(unordered.map(|trace| (start..self.end, trace.clone())));
     }
 }
 

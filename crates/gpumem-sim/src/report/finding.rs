@@ -5,6 +5,7 @@ use crate::report::origins::CallStack;
 use core::fmt;
 use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
+use std::sync::Arc;
 
 /// An error in the program under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +73,8 @@ pub enum Finding {
         /// The allocation that is or was at the address.
         allocation: Option<Origin>,
     },
-    /// A module or a kernel of one cannot run here. The return code said so, and the program may have gone another way.
+    /// A module, a kernel of one or a launch cannot run here. The return code said so, and the program may have gone another way. With
+    /// `CUDA_SUCCESS`, a module was loaded, and kernels of it cannot run.
     Module {
         /// The function that was called.
         call: &'static str,
@@ -88,15 +90,21 @@ pub enum Finding {
     },
 }
 
-/// A place in a kernel. Displays as ``kernel `scale`, line 26 (scale.cu:3)``.
+/// A place in a kernel. Displays as ``kernel `scale`, line 26 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0)``.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KernelPlace {
     /// The kernel's name.
-    pub kernel: &'static str,
+    pub kernel: Arc<str>,
     /// The line of its PTX, from 1.
     pub line: u32,
     /// The file and line of its source, if the PTX states them (`-lineinfo` of the compiler): `scale.cu:3`.
     pub source_line: Option<String>,
+    /// The block in the grid.
+    pub block: [u32; 3],
+    /// The thread in the block.
+    pub thread: [u32; 3],
+    /// The first byte of the access, if it is one to device memory.
+    pub address: Option<u64>,
 }
 
 /// What is wrong inside of a kernel that ran on.
@@ -106,8 +114,14 @@ pub enum HazardKind {
     /// Two threads access the same bytes, and nothing orders them. Reported with
     /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races).
     Race,
+    /// A thread accesses the target of an asynchronous copy that was not waited for. Reported with
+    /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races).
+    PendingCopy,
     /// A thread reads bytes that nobody has written. Reported with [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
     Uninitialised,
+    /// A thread uses a value that a shuffle took from a lane that does not take part in it. Reported with
+    /// [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
+    UndefinedLane,
 }
 
 /// The reason why queued work failed.
@@ -177,7 +191,7 @@ pub struct Access {
 }
 
 /// The kind of an access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessKind {
     /// A copy read.
@@ -187,9 +201,9 @@ pub enum AccessKind {
     /// A memset wrote.
     Memset,
     /// A kernel of this name read.
-    KernelRead(&'static str),
+    KernelRead(Arc<str>),
     /// A kernel of this name wrote.
-    KernelWrite(&'static str),
+    KernelWrite(Arc<str>),
     /// Memory was allocated in stream order.
     Allocation,
     /// Memory was freed.
@@ -238,9 +252,12 @@ impl Finding {
             Self::Race { first, second, .. } => race_name(first, second),
             Self::Uninitialised { .. } => "read of unwritten memory",
             Self::Hazard { kind: HazardKind::Race, .. } => "race between threads",
+            Self::Hazard { kind: HazardKind::PendingCopy, .. } => "use before a copy is complete",
             Self::Hazard { kind: HazardKind::Uninitialised, .. } => "read of unwritten memory",
+            Self::Hazard { kind: HazardKind::UndefinedLane, .. } => "value of a lane that takes no part",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
+            Self::Module { code: CUresult::CUDA_SUCCESS, .. } => "kernels that cannot run",
             Self::Module { .. } => "refused module",
             Self::Leak { .. } => "leak",
         }
@@ -269,18 +286,18 @@ impl Finding {
 }
 
 fn race_name(first: &Access, second: &Access) -> &'static str {
-    let kinds = [first.kind, second.kind];
-    if kinds.contains(&AccessKind::Free) {
+    let kinds = [&first.kind, &second.kind];
+    if kinds.contains(&&AccessKind::Free) {
         "free not ordered after a use"
-    } else if kinds.contains(&AccessKind::Unregister) {
+    } else if kinds.contains(&&AccessKind::Unregister) {
         "unregistering not ordered after a use"
-    } else if kinds.contains(&AccessKind::Unmap) {
+    } else if kinds.contains(&&AccessKind::Unmap) {
         "unmapping not ordered after a use"
-    } else if kinds.contains(&AccessKind::Map) {
+    } else if kinds.contains(&&AccessKind::Map) {
         "use not ordered after the mapping"
-    } else if kinds.contains(&AccessKind::Allocation) {
+    } else if kinds.contains(&&AccessKind::Allocation) {
         "use not ordered after the allocation"
-    } else if kinds.contains(&AccessKind::HostRead) || kinds.contains(&AccessKind::HostWrite) {
+    } else if kinds.contains(&&AccessKind::HostRead) || kinds.contains(&&AccessKind::HostWrite) {
         "host access not ordered with the device's"
     } else if first.address != second.address {
         "unordered use through an alias"
@@ -334,7 +351,7 @@ impl fmt::Display for Finding {
                 show_allocation(f, allocation)
             }
             Self::Hazard { place, text, allocation, .. } => {
-                write!(f, "kernel `{}` at {}", Shown::name(place.kernel), Shown::sentence(text))?;
+                write!(f, "kernel `{}` at {}", Shown::name(&place.kernel), Shown::sentence(text))?;
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {
@@ -344,6 +361,9 @@ impl fmt::Display for Finding {
             Self::Refused { call, code, address, allocation, .. } => {
                 write!(f, "{call}({address:#x}) returned {code}")?;
                 show_allocation(f, allocation)
+            }
+            Self::Module { call, code: CUresult::CUDA_SUCCESS, text } => {
+                write!(f, "{call}: {}", Shown::sentence(text))
             }
             Self::Module { call, code, text } => {
                 write!(f, "{call} returned {code}: {}", Shown::sentence(text.trim_end()))
@@ -355,8 +375,10 @@ impl fmt::Display for Finding {
 
 impl fmt::Display for KernelPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel `{}`, line {}", Shown::name(self.kernel), self.line)?;
-        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))
+        write!(f, "kernel `{}`, line {}", Shown::name(&self.kernel), self.line)?;
+        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))?;
+        let triple = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
+        write!(f, ", block {}, thread {}", triple(self.block), triple(self.thread))
     }
 }
 

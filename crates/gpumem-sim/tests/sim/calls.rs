@@ -192,10 +192,23 @@ fn launches_in_their_other_forms() {
         gpu.cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters).unwrap();
         gpu.cuLaunchKernelEx(&config, function, parameters, null_mut()).unwrap();
         assert_eq!(gpu.download(stream, memory, 4), [2, 0, 0, 0]);
-        // Kernels here cannot observe clusters.
+        // A cluster of one block is a block. Others are refused by name, and the finding says what to do.
         (*config.attrs).id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        let cluster = gpu.cuLaunchKernelEx(&config, function, parameters, null_mut());
-        assert_eq!(code(cluster), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        for (x, expected) in [(1, CUresult::CUDA_SUCCESS), (2, CUresult::CUDA_ERROR_NOT_SUPPORTED)] {
+            (*config.attrs).value.clusterDim.x = x;
+            (*config.attrs).value.clusterDim.y = 1;
+            (*config.attrs).value.clusterDim.z = 1;
+            let cluster = gpu.cuLaunchKernelEx(&config, function, parameters, null_mut());
+            assert_eq!(code(cluster), expected);
+        }
+        let found: Vec<String> = gpu.sim().take_findings().iter().map(ToString::to_string).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        for part in [
+            "cuLaunchKernelEx",
+            "no clusters of blocks (`CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`); launch a kernel",
+        ] {
+            assert!(found[0].contains(part), "{found:?}");
+        }
         config.attrs = null_mut();
         assert_eq!(code(gpu.cuLaunchKernelEx(&config, function, parameters, null_mut())), INVALID_VALUE);
         assert_eq!(
@@ -203,6 +216,10 @@ fn launches_in_their_other_forms() {
             INVALID_VALUE
         );
 
+        let mut name = std::ptr::null();
+        gpu.cuFuncGetName(&mut name, function).unwrap();
+        assert_eq!(std::ffi::CStr::from_ptr(name), c"add_one");
+        assert_eq!(code(gpu.cuFuncGetName(&mut name, null_mut())), CUresult::CUDA_ERROR_INVALID_HANDLE);
         let mut count = 0;
         gpu.cuModuleGetFunctionCount(&mut count, module).unwrap();
         assert_eq!(count, 1);

@@ -156,15 +156,58 @@ fn the_logs_have_what_the_compiler_says() {
     assert_eq!(code(function(c"foreign")), CUresult::CUDA_ERROR_NOT_SUPPORTED);
     // Without a log, the report has the reasons. They are not silent: the calls have failed.
     let report = gpu.sim().report();
-    let last: Vec<String> = report.findings.iter().rev().take(2).rev().map(ToString::to_string).collect();
+    let last: Vec<String> = report.findings.iter().rev().take(3).rev().map(ToString::to_string).collect();
     assert!(
         last[0].starts_with("refused module: cuModuleLoadDataEx returned CUDA_ERROR_INVALID_PTX"),
         "{last:?}"
     );
-    assert!(last[1].starts_with("refused module: cuModuleGetFunction returned CUDA_ERROR_NOT_SUPPORTED"));
-    assert!(last[1].ends_with(note), "{last:?}");
+    // Known at the load already, which has succeeded.
+    assert_eq!(last[1], format!("kernels that cannot run: cuModuleLoadDataEx: {note}"));
+    assert!(last[2].starts_with("refused module: cuModuleGetFunction returned CUDA_ERROR_NOT_SUPPORTED"));
+    assert!(last[2].ends_with(note), "{last:?}");
     assert!(report.findings.iter().all(|found| matches!(found, Finding::Module { .. })));
     assert!(report.silent_findings().is_empty());
+}
+
+/// One finding for a module, whatever calls loaded it and however many kernels cannot run. Those that a Rust function replaces can.
+#[test]
+fn kernels_that_cannot_run_are_found_at_the_load() {
+    static REPLACED: [gpumem_sim::Kernel; 1] = [gpumem_sim::Kernel::new("k0", |_| Ok(()))];
+    let kernel = |number: usize| {
+        format!(".visible .entry k{number}() {{ .reg .b32 %r<3>; vadd.s32.s32.s32 %r0, %r1, %r2; ret; }}\n")
+    };
+    let text = |count: usize| {
+        let kernels: String = (0..count).map(kernel).collect();
+        let text = format!(".version 8.0\n.target sm_70\n.visible .entry good() {{ ret; }}\n{kernels}");
+        std::ffi::CString::new(text).unwrap()
+    };
+    let gpu = seeded(1);
+    gpu.sim().register(&REPLACED);
+    let found = |text: &CStr| {
+        let (mut module, mut library) = (null_mut(), null_mut());
+        let image = text.as_ptr().cast();
+        // SAFETY: pointers are to locals that outlive the calls.
+        unsafe {
+            gpu.cuModuleLoadData(&mut module, image).unwrap();
+            let none = (null_mut(), null_mut(), null_mut(), null_mut());
+            gpu.cuLibraryLoadData(&mut library, image, none.0, none.1, 0, none.2, none.3, 0).unwrap();
+        }
+        let found = gpu.sim().take_findings();
+        assert!(found.iter().all(|finding| !finding.is_silent()));
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&text(1)), [""; 0]);
+    let cannot = |number: usize| {
+        format!(
+            "kernel `k{number}` cannot run here: line {}, column 41: the instruction `vadd.s32.s32.s32` is not supported",
+            4 + number
+        )
+    };
+    let loads = ["cuModuleLoadData", "cuLibraryLoadData"];
+    assert_eq!(found(&text(2)), loads.map(|call| format!("kernels that cannot run: {call}: {}", cannot(1))));
+    let many = found(&text(9));
+    assert_eq!(many.len(), 2, "{many:?}");
+    assert!(many[0].ends_with(&format!("{}; and 4 other kernels cannot", cannot(4))), "{many:?}");
 }
 
 #[test]

@@ -57,8 +57,10 @@ fn a_finding_names_both_accesses_and_the_allocation() {
         panic!("{findings:?}")
     };
     assert_eq!((*address, *size_bytes), (memory + 50, 10));
-    let mut kinds =
-        [(first.kind, first.stream, first.position), (second.kind, second.stream, second.position)];
+    let mut kinds = [
+        (first.kind.clone(), first.stream, first.position),
+        (second.kind.clone(), second.stream, second.position),
+    ];
     kinds.sort_by_key(|(kind, ..)| *kind == AccessKind::CopyRead);
     assert_eq!(kinds, [(AccessKind::Memset, Some(a as u64), 2), (AccessKind::CopyRead, Some(b as u64), 1)]);
     assert!(first.call != second.call && origin.call < first.call.min(second.call));

@@ -39,7 +39,7 @@ fn unregistering_what_queued_work_still_uses_is_a_finding_and_the_work_is_done()
         let findings = gpu.sim().take_findings();
         assert_eq!(names(&findings), ["unregistering not ordered after a use"]);
         let Finding::Race { first, second, .. } = &findings[0] else { panic!("{findings:?}") };
-        let kind = |access: &Access| access.kind;
+        let kind = |access: &Access| access.kind.clone();
         assert_eq!([kind(first), kind(second)], [AccessKind::Memset, AccessKind::Unregister]);
     }
 }

@@ -30,6 +30,7 @@ END:
     mul.wide.u32 %rd2, %r1, 8; add.u64 %rd0, %rd0, %rd2; st.global.u32 [%rd0], %r1;
     ret;
 }
+.visible .entry exact() .reqntid 8, 2 { ret; }
 .visible .entry broken() { trap; }
 .visible .entry foreign() { .reg .b32 %r<3>; vadd.s32.s32.s32 %r0, %r1, %r2; ret; }
 ";
@@ -45,6 +46,9 @@ fn texts(seed: u64) -> Texts {
     let mut module = null_mut();
     // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
     unsafe { gpu.cuModuleLoadData(&mut module, PTX.as_ptr().cast()).unwrap() };
+    // `foreign` cannot run.
+    let found = gpu.sim().take_findings();
+    assert!(matches!(found[..], [Finding::Module { code: CUresult::CUDA_SUCCESS, .. }]), "{found:?}");
     let stream = gpu.stream();
     Texts { gpu, module, stream }
 }
@@ -124,6 +128,9 @@ fn an_overrun_names_kernel_line_thread_and_allocation() {
     assert!(
         matches!(&report.findings[..], [Finding::Fault { allocation: Some(found), .. }] if found.address == x)
     );
+    let place = report.findings[0].place().unwrap();
+    assert_eq!((place.block, place.thread, place.address), ([1, 0, 0], [0, 0, 0], Some(x + 128)));
+    assert_eq!(place.to_string(), "kernel `axpy`, line 14, block (1, 0, 0), thread (0, 0, 0)");
 }
 
 /// What a kernel did decides, to the byte: two kernels may use every second word each, and not the same ones.
@@ -160,4 +167,32 @@ fn what_does_not_run_here_is_refused() {
     let parameters = vec![(&raw mut memory).cast(), (&raw mut len).cast()];
     let refused = all.launch_on(all.stream, c"comb", (1, 65), parameters);
     assert_eq!(code(refused), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+/// `.maxntid` states a product that blocks may not exceed, `.reqntid` the shape that they have.
+#[test]
+fn blocks_have_the_shape_that_the_text_requires() {
+    let all = texts(1);
+    let launch = |name: &CStr, [x, y, z]: [u32; 3]| {
+        let function = all.function(name).unwrap();
+        let (mut place, mut len) = (all.gpu.alloc(1024), 0_u32);
+        let mut parameters = [(&raw mut place).cast(), (&raw mut len).cast()];
+        let start = parameters.as_mut_ptr();
+        // SAFETY: pointers are to locals that outlive the call, as large as the signatures say.
+        code(unsafe { all.gpu.cuLaunchKernel(function, 1, 1, 1, x, y, z, 0, all.stream, start, null_mut()) })
+    };
+    let (right, wrong) = (CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_INVALID_VALUE);
+    for (name, block, expected) in [
+        (c"exact", [8, 2, 1], right),
+        (c"exact", [16, 1, 1], wrong),
+        (c"exact", [2, 8, 1], wrong),
+        (c"exact", [8, 1, 1], wrong),
+        (c"exact", [8, 2, 2], wrong),
+        (c"comb", [64, 1, 1], right),
+        (c"comb", [1, 8, 8], right),
+        (c"comb", [3, 1, 1], right),
+        (c"comb", [65, 1, 1], wrong),
+    ] {
+        assert_eq!(launch(name, block), expected, "{name:?} {block:?}");
+    }
 }

@@ -16,6 +16,7 @@ use core::ops::Range;
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 impl Machine {
     pub(crate) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
@@ -54,7 +55,7 @@ impl Machine {
             None => outcome,
         };
         drop(view);
-        self.note_touched(queued.body.name, &touched);
+        self.note_touched(&queued.body.name, &touched);
         match outcome {
             Ok(outcome) => {
                 outcome.map_err(|fault| KernelFault { text: format!("failed: {}", fault.text), ..fault })
@@ -101,8 +102,8 @@ impl Machine {
             .map_err(|unsupported| failed(format!("cannot run here: {unsupported}")))?;
         let refused = memory.into_refused();
         self.printed.push_str(&outcome.printed);
-        self.note_hazards(queued.body.name, outcome.hazards);
-        self.note_ranges(queued.body.name, &outcome.touched);
+        self.note_hazards(&queued.body.name, outcome.hazards);
+        self.note_ranges(&queued.body.name, &outcome.touched);
         let Some(mistake) = outcome.mistake else { return Ok(()) };
         let (kind, code) = match mistake.mistake {
             Mistake::Misaligned { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS),
@@ -115,7 +116,7 @@ impl Machine {
             Mistake::TooLong(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_TIMEOUT),
             _ => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_FAILED),
         };
-        let place = Some(place_of(queued.body.name, &mistake));
+        let place = Some(Box::new(place_of(&queued.body.name, &mistake)));
         Err(match refused {
             Some(fault) if matches!(mistake.mistake, Mistake::Refused { .. }) => {
                 KernelFault { text: format!("failed at {}: {}", mistake.place(), fault.text), place, ..fault }
@@ -125,23 +126,22 @@ impl Machine {
     }
 
     /// Reports what the checks inside of a kernel have found.
-    fn note_hazards(&mut self, kernel: &'static str, hazards: Vec<KernelMistake>) {
+    fn note_hazards(&mut self, kernel: &Arc<str>, hazards: Vec<KernelMistake>) {
         for hazard in hazards {
-            let (kind, address) = match hazard.mistake {
-                Mistake::Uninitialised { space, address, .. } => {
-                    (HazardKind::Uninitialised, (space, address))
-                }
-                Mistake::Race { space, address, .. } => (HazardKind::Race, (space, address)),
-                _ => continue,
+            let kind = match hazard.mistake {
+                Mistake::Race { .. } => HazardKind::Race,
+                Mistake::PendingCopy { .. } => HazardKind::PendingCopy,
+                Mistake::UndefinedLane { .. } => HazardKind::UndefinedLane,
+                _ => HazardKind::Uninitialised,
             };
-            let allocation = if address.0 == "global" { self.origin(address.1) } else { None };
             let place = place_of(kernel, &hazard);
+            let allocation = place.address.and_then(|address| self.origin(address));
             self.findings.add(Finding::Hazard { kind, place, text: hazard.to_string(), allocation });
         }
     }
 
     /// Notes what a kernel's text accessed, the reads before the writes.
-    fn note_ranges(&mut self, name: &'static str, touched: &Touched) {
+    fn note_ranges(&mut self, name: &Arc<str>, touched: &Touched) {
         let Some(races) = &mut self.races else { return };
         // These reads were compared with the writes while the kernel ran.
         let is_unwritten_wanted = core::mem::take(&mut races.is_unwritten_wanted);
@@ -154,7 +154,12 @@ impl Machine {
                     && let Some(found) = self.memory.live(at, 1)
                 {
                     let end = found.end().min(range.end);
-                    self.note_access(is_write, kind(name), (at, end - at, found.bytes_at(at)), None);
+                    self.note_access(
+                        is_write,
+                        kind(Arc::clone(name)),
+                        (at, end - at, found.bytes_at(at)),
+                        None,
+                    );
                     at = end;
                 }
             }
@@ -167,7 +172,7 @@ impl Machine {
 
 impl Machine {
     /// Notes the reads before the writes: a kernel that reads and writes an address reads the earlier value.
-    fn note_touched(&mut self, name: &'static str, touched: &[Touch]) {
+    fn note_touched(&mut self, name: &Arc<str>, touched: &[Touch]) {
         if self.races.is_none() {
             return;
         }
@@ -176,7 +181,7 @@ impl Machine {
                 for Range { start, end } in touch.runs() {
                     let run = (touch.address + start, end - start, touch.bytes.at(start));
                     let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
-                    self.note_access(is_write, kind(name), run, touch.elements());
+                    self.note_access(is_write, kind(Arc::clone(name)), run, touch.elements());
                 }
             }
         }
@@ -246,8 +251,16 @@ impl LaunchMemory for Machine {
     }
 }
 
-fn place_of(kernel: &'static str, mistake: &KernelMistake) -> KernelPlace {
-    KernelPlace { kernel, line: mistake.line, source_line: mistake.source_line.clone() }
+fn place_of(kernel: &Arc<str>, mistake: &KernelMistake) -> KernelPlace {
+    let KernelMistake { line, block, thread, .. } = *mistake;
+    let address = match mistake.mistake {
+        Mistake::Refused { address, .. } => Some(address),
+        Mistake::Race { space: "global", address, .. } => Some(address),
+        Mistake::Uninitialised { space: "global", address, .. } => Some(address),
+        _ => None,
+    };
+    let source_line = mistake.source_line.clone();
+    KernelPlace { kernel: Arc::clone(kernel), line, source_line, block, thread, address }
 }
 
 /// The steps of warps after which a kernel that does not end is stopped: minutes.

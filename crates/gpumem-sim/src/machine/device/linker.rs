@@ -39,7 +39,7 @@ impl Link {
         let text = image::linked(self.inputs.iter().map(|(_, text)| text.as_str()));
         let module = image::parse(&text)?;
         image::check_defined(&module, |_| false)?;
-        self.logs.info.add(&image::notes(&module));
+        self.logs.info.add(&image::notes(&module, |_| false).join("\n"));
         Ok((text + "\0").into_bytes().into())
     }
 }

@@ -5,13 +5,14 @@ use crate::base::handle::Handle;
 use crate::device::declared::Declared;
 use crate::device::image::{COMPUTE_CAPABILITY, ImageError, cannot_run};
 use crate::device::launch::QueuedLaunch;
-use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape, kept_name};
+use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape};
 use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES, SHARED_BYTES_OPTIN};
 use crate::machine::Machine;
 use crate::report::finding::Finding;
 use crate::stream::operation::Operation;
 use gpumem_ptx::ModuleVariable;
 use gpumem_sys::types::{CUfunction_attribute as Attribute, CUresult};
+use std::ffi::CString;
 use std::sync::Arc;
 
 impl Machine {
@@ -110,8 +111,10 @@ impl Machine {
             return Ok(handle);
         }
         let kernel = self.kernels.get(name).copied();
-        let body = Body { name: kept_name(name), kernel, text, entry, variables };
-        self.functions.insert(Function { module, context, body, shared_bytes_max: SHARED_BYTES })
+        let body = Body { name: name.into(), kernel, text, entry, variables };
+        // A name of PTX has no NUL in it.
+        let name = CString::new(name).map_err(|_| NOT_FOUND)?;
+        self.functions.insert(Function { module, context, body, name, shared_bytes_max: SHARED_BYTES })
     }
 
     /// Reports why a module or a kernel is refused. Returns the code.
@@ -119,6 +122,19 @@ impl Machine {
         let (call, code, text) = (self.call_name, error.code, error.text.clone());
         self.findings.add(Finding::Module { call, code, text });
         code
+    }
+
+    /// Reports kernels of a module that cannot run, though the module was loaded: one finding, which names the first of them.
+    pub(crate) fn note_kernels(&mut self, notes: &[String]) {
+        let mut text = notes.iter().take(NOTES_MAX).map(String::as_str).collect::<Vec<_>>().join("; ");
+        match notes.len() {
+            0 => return,
+            count if count > NOTES_MAX => {
+                text += &format!("; and {} other kernels cannot", count - NOTES_MAX)
+            }
+            _ => {}
+        }
+        self.findings.add(Finding::Module { call: self.call_name, code: CUresult::CUDA_SUCCESS, text });
     }
 
     pub(crate) fn function(&self, handle: Handle) -> Answer<&Function> {
@@ -163,6 +179,9 @@ impl Machine {
         Ok(())
     }
 }
+
+/// The kernels of a module that one finding names.
+const NOTES_MAX: usize = 4;
 
 /// An attribute of an entry for which this much dynamic shared memory is allowed.
 pub(crate) fn entry_attribute(

@@ -34,20 +34,20 @@ impl Machine {
         (address, size_bytes, bytes): (u64, u64, Bytes),
         elements: Option<Elements>,
     ) {
-        self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_piece(is_write, kind, address, range, elements);
+        self.each_piece(&kind, address, size_bytes, bytes, |machine, address, range| {
+            machine.note_piece(is_write, &kind, address, range, elements);
         });
     }
 
     fn note_piece(
         &mut self,
         is_write: bool,
-        kind: AccessKind,
+        kind: &AccessKind,
         address: u64,
         range: Range<u64>,
         elements: Option<Elements>,
     ) {
-        let Some(mut trace) = self.trace(kind, address, &range) else { return };
+        let Some(mut trace) = self.trace(kind.clone(), address, &range) else { return };
         trace.elements = elements.map(|elements| elements.before(trace.shift));
         let is_host = !crate::base::address::is_device_address(address);
         let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
@@ -58,7 +58,7 @@ impl Machine {
         let mut conflicts = Vec::new();
         let mut unwritten = None;
         if is_write {
-            races.shadow.write(range, trace, is_ordered, &mut conflicts);
+            races.shadow.write(range, trace.clone(), is_ordered, &mut conflicts);
         } else {
             let has_known_writes = || {
                 let found = self.memory.live(address, 1);
@@ -67,9 +67,9 @@ impl Machine {
             if races.is_unwritten_wanted && !is_host && has_known_writes() {
                 unwritten = races.shadow.unwritten(range.clone());
             }
-            races.shadow.read(range, trace, is_ordered, &mut conflicts);
+            races.shadow.read(range, trace.clone(), is_ordered, &mut conflicts);
         }
-        self.report_races(trace, &conflicts);
+        self.report_races(&trace, &conflicts);
         if let Some(unwritten) = unwritten {
             let address = unwritten.start.wrapping_add(trace.shift);
             let size_bytes = unwritten.end - unwritten.start;
@@ -93,14 +93,14 @@ impl Machine {
         let Races { clocks, shadow, .. } = races;
         let is_ordered = |epoch: Epoch| epoch.stream_index == HOST || clocks.host.covers(epoch);
         let mut conflicts = Vec::new();
-        match kind {
-            AccessKind::HostRead => shadow.read(range, trace, is_ordered, &mut conflicts),
+        match trace.kind {
+            AccessKind::HostRead => shadow.read(range, trace.clone(), is_ordered, &mut conflicts),
             AccessKind::Free | AccessKind::Unregister => {
                 shadow.check_and_clear(range, is_ordered, &mut conflicts)
             }
-            _ => shadow.write(range, trace, is_ordered, &mut conflicts),
+            _ => shadow.write(range, trace.clone(), is_ordered, &mut conflicts),
         }
-        self.report_races(trace, &conflicts);
+        self.report_races(&trace, &conflicts);
     }
 
     /// Notes that the memory of an allocation is freed on the device: by an operation of a stream, or by a call.
@@ -119,7 +119,7 @@ impl Machine {
                 let mut conflicts = Vec::new();
                 let is_ordered = |epoch| stream.clock.covers(epoch);
                 races.shadow.check_and_clear(range, is_ordered, &mut conflicts);
-                self.report_races(trace, &conflicts);
+                self.report_races(&trace, &conflicts);
             }
         }
     }
@@ -144,6 +144,7 @@ impl Machine {
     pub(crate) fn note_fault(&mut self, fault: Fault) {
         let Fault { kind, code, text, allocation, place } = fault;
         let allocation = allocation.map(|origin| *origin);
+        let place = place.map(|place| *place);
         self.findings.add(Finding::Fault { kind, code, text, allocation, place });
     }
 
@@ -212,7 +213,7 @@ impl Machine {
     /// in the file of handles, one piece for each handle.
     fn each_piece(
         &mut self,
-        kind: AccessKind,
+        kind: &AccessKind,
         address: u64,
         size_bytes: u64,
         bytes: Bytes,
@@ -225,7 +226,7 @@ impl Machine {
         if !found.is_some_and(|found| found.is_mapped()) {
             let range = range_of(bytes, size_bytes);
             if let Some(Allocation { allocated_by: AllocatedBy::Imported(_), base, .. }) = found {
-                self.note_use(kind, address, base, &range);
+                self.note_use(kind.clone(), address, base, &range);
             }
             return note(self, address, range);
         }
@@ -237,7 +238,7 @@ impl Machine {
             let end = piece.end().min(address + size_bytes);
             let start = FILE_SPACE + start;
             let range = start + (at - piece.base)..start + (end - piece.base);
-            self.note_use(kind, at, piece.base, &range);
+            self.note_use(kind.clone(), at, piece.base, &range);
             note(self, at, range);
             at = end;
         }
@@ -259,7 +260,7 @@ impl Machine {
         }
     }
 
-    pub(crate) fn report_races(&mut self, second: Trace, conflicts: &[Conflict]) {
+    pub(crate) fn report_races(&mut self, second: &Trace, conflicts: &[Conflict]) {
         for (range, first) in conflicts {
             let address = range.start.wrapping_add(second.shift);
             self.findings.add(Finding::Race {

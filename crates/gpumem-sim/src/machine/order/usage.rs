@@ -24,10 +24,10 @@ impl Machine {
         let (Some(races), Some(stream)) = (&mut self.races, stream) else { return };
         let Some(found) = races.usage.0.get_mut(&base) else { return };
         found.uses.retain(|known| !stream.clock.covers(known.epoch));
-        found.uses.push(trace);
+        found.uses.push(trace.clone());
         if !stream.clock.covers(found.made_by.epoch) {
-            let first = Trace { shift: trace.shift, ..found.made_by };
-            self.report_races(trace, &[(bytes.clone(), first)]);
+            let first = Trace { shift: trace.shift, ..found.made_by.clone() };
+            self.report_races(&trace, &[(bytes.clone(), first)]);
         }
     }
 
@@ -49,7 +49,7 @@ impl Machine {
         let range = 0..mapping.size_bytes;
         let conflicts: Vec<_> =
             open.map(|known| (range.clone(), Trace { shift: mapping.base, ..known })).collect();
-        self.report_races(trace, &conflicts);
+        self.report_races(&trace, &conflicts);
     }
 
     /// Notes that an import is about to be freed, by a call or in stream order: its own uses must be complete, as for an
@@ -68,7 +68,7 @@ impl Machine {
         let range = 0..import.size_bytes;
         let conflicts: Vec<_> =
             open.map(|known| (range.clone(), Trace { shift: import.base, ..known })).collect();
-        self.report_races(trace, &conflicts);
+        self.report_races(&trace, &conflicts);
     }
 
     /// An access of the host at this call; the address stands for the byte 0.

@@ -23,7 +23,7 @@ pub(crate) struct Fault {
     pub(crate) text: String,
     /// The allocation that is or was at the address.
     pub(crate) allocation: Option<Box<Origin>>,
-    pub(crate) place: Option<KernelPlace>,
+    pub(crate) place: Option<Box<KernelPlace>>,
 }
 
 impl Machine {
