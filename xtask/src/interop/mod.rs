@@ -5,6 +5,7 @@
 //! for each of a few seeds. They check their results and exit accordingly. candle's kernels need a GPU, so its program runs only there.
 
 mod candle;
+mod cubecl;
 mod cuda_core;
 mod patched;
 mod process;
@@ -14,7 +15,7 @@ mod toolkit;
 use crate::workspace::programs::Profile;
 use crate::{drop_in, table};
 use anyhow::{Result, bail};
-use process::build;
+use process::{Needs, build};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -48,7 +49,11 @@ const PROGRAMS: &[Program] = &[
         run: program,
     },
     Program { name: "cuda-core", about: "cuda-core with memory of gpumem", run: cuda_core::run },
-    Program { name: "cubecl", about: "cubecl's memory on CUDA (what burn runs on)", run: program },
+    Program {
+        name: "cubecl",
+        about: "cubecl's memory on CUDA, and kernels in its language (what burn runs on)",
+        run: cubecl::run,
+    },
     Program {
         name: CANDLE,
         about: "candle on a GPU, with a pool of gpumem; without a GPU it is only built. Compiles CUDA kernels for minutes",
@@ -132,18 +137,18 @@ impl Layout {
 /// Builds and runs a program of this project.
 fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
     let built = build(layout, &layout.manifest(name), &["build", "--locked"], &[])?;
-    run_seeds(layout, &built, seeds)
+    run_seeds(layout, &built, &Needs::default(), seeds)
 }
 
 /// Runs a program, which passes if it exits with success under every seed.
-fn run_seeds(layout: &Layout, built: &Path, seeds: u64) -> Result<String> {
+fn run_seeds(layout: &Layout, built: &Path, needs: &Needs, seeds: u64) -> Result<String> {
     for seed in 0..seeds {
-        let (output, failure) = process::run(layout, built, &[], &[], seed)?;
+        let (output, failure) = process::run(layout, built, needs, &[], seed)?;
         if seed == 0 || failure.is_some() {
             print!("{output}");
         }
         if let Some(how) = failure {
-            bail!("{how} under seed {seed}; repeat with\n    {}", process::shown(layout, built, seed));
+            bail!("{how} under seed {seed}; repeat with\n    {}", process::shown(layout, built, needs, seed));
         }
     }
     Ok(format!("passed under {seeds} seeds"))
