@@ -229,7 +229,12 @@ fn nvrtc() -> Result<Outcome> {
         Err(error) => return unless_unreachable(Err(error)),
     };
     // The whole workspace has the features of its other builds, so that little is compiled again.
-    for tests in ["--test nvrtc", "--test array -- kernels::"] {
+    for tests in [
+        "--test nvrtc",
+        "--test array -- kernels::",
+        // Examples whose kernels are CUDA text. Elsewhere they end early.
+        "--doc -- TenMinutes FromCudaJl map_kernel",
+    ] {
         cargo(&format!("test --workspace --features gpumem-array/nvrtc {tests}"))
             .env("LD_LIBRARY_PATH", &folder.display().to_string())
             .env("NVRTC_REQUIRED", "1")
