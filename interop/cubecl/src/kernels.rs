@@ -2,10 +2,12 @@
 
 use cubecl_core as cubecl;
 
-use crate::Client;
 use cubecl::prelude::*;
+use cubecl_core::client::ComputeClient;
 use cubecl_core::server::Handle;
 use cubecl_cuda::CudaRuntime;
+
+pub type Client = ComputeClient<CudaRuntime>;
 
 /// Threads of a block.
 const BLOCK: usize = 128;

@@ -4,10 +4,9 @@
 mod kernels;
 
 use cubecl_core::Runtime;
-use cubecl_core::client::ComputeClient;
 use cubecl_cuda::{CudaDevice, CudaRuntime};
+use kernels::Client;
 
-type Client = ComputeClient<CudaRuntime>;
 type Check = (&'static str, fn(&Client));
 
 const BUFFER_BYTES: usize = 1 << 20;
