@@ -106,7 +106,7 @@ pub(crate) fn run_to_end(mut command: Command) -> Result<(String, Option<String>
 }
 
 /// In seconds.
-const DEADLINE: &str = "120";
+const DEADLINE: &str = "600";
 
 /// Creates a symbolic link, unless it exists.
 pub(crate) fn link(target: &str, place: &Path) -> Result<()> {

@@ -289,7 +289,7 @@ fn interop() -> Result<Outcome> {
     of_others(&["cudarc"])
 }
 
-/// Not candle and cubecl, whose builds take longer than all others together, and not cuda-core, which downloads the headers of CUDA and
+/// Not candle, its tests and cubecl, whose builds take longer than all others together, and not cuda-core, which downloads the headers of CUDA and
 /// cuRAND.
 fn others() -> Result<Outcome> {
     of_others(&["cudarc-allocator", "cust", "cudarc-tests"])

@@ -2,9 +2,11 @@
 //!
 //! Each is in `interop/`, outside of the workspace, because it needs its own build or versions. The drop-in library is put into a
 //! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
-//! for each of a few seeds. They check their results and exit accordingly. candle's kernels need a GPU, so its program runs only there.
+//! for each of a few seeds. They check their results and exit accordingly. candle's program measures on a GPU and runs
+//! only there; candle's tests run on the drop-in.
 
 mod candle;
+mod candle_tests;
 mod cubecl;
 mod cuda_core;
 mod patched;
@@ -21,7 +23,7 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only these [default: all but candle]
+    /// Run only these [default: all but candle and candle-tests]
     #[arg(value_name = "NAME", value_parser = names())]
     names: Vec<String>,
     /// Start each program under this many seeds of the simulator
@@ -59,14 +61,23 @@ const PROGRAMS: &[Program] = &[
         about: "candle on a GPU, with a pool of gpumem; without a GPU it is only built. Compiles CUDA kernels for minutes",
         run: candle::run,
     },
+    Program {
+        name: CANDLE_SUITE,
+        about: "candle-core's own CUDA tests. Compiles CUDA kernels for minutes",
+        run: candle_tests::run,
+    },
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
 ];
 
-/// The program that runs only if it is named.
+/// Runs only if it is named, as its tests do.
 const CANDLE: &str = "candle";
 
-/// The program without a package of its own.
+/// Tests of published packages.
+const CANDLE_SUITE: &str = "candle-tests";
 const SUITE: &str = "cudarc-tests";
+
+/// What the tests of candle need beside the driver.
+const LIBRARIES: &str = "cuda-libraries";
 
 fn names() -> clap::builder::PossibleValuesParser {
     let value = |program: &Program| clap::builder::PossibleValue::new(program.name).help(program.about);
@@ -77,11 +88,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     check(&args.names, args.seeds, Profile::Release)
 }
 
-/// Builds and runs the named programs, or all but [`CANDLE`].
+/// Builds and runs the named programs, or all but those that compile candle's kernels.
 pub(crate) fn check(names: &[String], seeds: u64, profile: Profile) -> Result<()> {
     let layout = Layout::new(profile)?;
     let chosen = PROGRAMS.iter().filter(|program| match names {
-        [] => program.name != CANDLE,
+        [] => ![CANDLE, CANDLE_SUITE].contains(&program.name),
         names => names.iter().any(|name| name == program.name),
     });
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
@@ -102,10 +113,11 @@ pub(crate) fn check(names: &[String], seeds: u64, profile: Profile) -> Result<()
     Ok(())
 }
 
-/// The manifests of this project's programs, from the repository's root.
+/// The manifests of this project's packages, from the repository's root.
 pub(crate) fn manifests() -> impl Iterator<Item = String> {
-    let ours = PROGRAMS.iter().filter(|program| program.name != SUITE);
-    ours.map(|program| format!("interop/{}/Cargo.toml", program.name))
+    let names = PROGRAMS.iter().map(|program| program.name);
+    let ours = names.filter(|name| ![CANDLE_SUITE, SUITE].contains(name)).chain([LIBRARIES]);
+    ours.map(|name| format!("interop/{name}/Cargo.toml"))
 }
 
 struct Layout {
