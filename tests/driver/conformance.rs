@@ -221,9 +221,10 @@ cases! {
         }
     }
 
-    /// The kernels of a module are found by name. An unknown name is `NOT_FOUND`, and text that is not PTX is refused.
+    /// The kernels of a module are found by name, also without a current context, as candle's threads do. An unknown name is `NOT_FOUND`,
+    /// and text that is not PTX is refused.
     fn modules(driver: &Driver) {
-        let _raw = Raw::new(driver).unwrap();
+        let raw = Raw::new(driver).unwrap();
         let ptx = c".version 7.8\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\nret;\n}\n";
         let (mut module, mut function) = (null_mut(), null_mut());
         // SAFETY: the text is NUL-terminated, out-pointers live through the calls.
@@ -231,6 +232,10 @@ cases! {
             driver.cuModuleLoadData(&mut module, ptx.as_ptr().cast()).unwrap();
             let refused = driver.cuModuleGetFunction(&mut function, module, c"something".as_ptr());
             assert_eq!(code(refused), CUresult::CUDA_ERROR_NOT_FOUND);
+            driver.cuCtxSetCurrent(null_mut()).unwrap();
+            assert!(current_context(driver).is_null());
+            driver.cuModuleGetFunction(&mut function, module, c"nothing".as_ptr()).unwrap();
+            driver.cuCtxSetCurrent(raw.context).unwrap();
             driver.cuModuleUnload(module).unwrap();
             let refused = driver.cuModuleLoadData(&mut module, c"this is not PTX".as_ptr().cast());
             assert!(matches!(

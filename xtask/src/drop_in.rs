@@ -27,10 +27,41 @@ pub(crate) fn run(args: Args) -> Result<()> {
         "    LD_LIBRARY_PATH={} GPUMEM_SIM_DEVICES=2 GPUMEM_SIM_MEMORY=8GiB GPUMEM_SIM_SEED=7 PROGRAM\n",
         folder.display()
     );
-    println!(
-        "The seed chooses the order in which queued work runs. Kernels run from PTX; machine code without PTX is refused."
-    );
+    println!("The seed chooses the order in which queued work runs.\n");
+    print!("{}", support(&driver_functions()?, INSTRUCTIONS)?);
     Ok(())
+}
+
+/// What kernels may use, and what they may not. A test of the workspace compares this page with the instructions that run.
+const INSTRUCTIONS: &str = include_str!("../../crates/gpumem-ptx/INSTRUCTIONS.md");
+
+/// The functions of the driver API: behind `+` those that the simulator has, behind `-` the others.
+fn driver_functions() -> Result<String> {
+    let built =
+        programs::build(&["build", "--release", "--package", "gpumem-libcuda", "--example", "support"])?;
+    let [program] = &built[..] else { bail!("cargo reported {} programs", built.len()) };
+    let output = clean(&program.program).output().context("the example cannot be started")?;
+    ensure!(output.status.success(), "the example ended with {}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// A summary of what the drop-in runs and refuses.
+fn support(functions: &str, instructions: &str) -> Result<String> {
+    let count = |mark| functions.lines().filter(|line| line.starts_with(mark)).count();
+    let (present, missing) = (count('+'), count('-'));
+    let (table, refused) = instructions
+        .split_once("\n## Not supported\n")
+        .context("INSTRUCTIONS.md has no list of what is not supported")?;
+    let kinds = table.lines().filter(|line| line.starts_with("| `")).count();
+    let refused: String =
+        refused.lines().filter(|line| line.starts_with("- ")).map(|line| format!("  {line}\n")).collect();
+    Ok(format!(
+        "Driver API: {present} of {} functions; the other {missing} return CUDA_ERROR_NOT_SUPPORTED (`cargo run --release -p gpumem-libcuda \
+         --example support` lists them).\n\
+         Kernels: from PTX, alone or in fat binaries, {kinds} instructions with the forms in crates/gpumem-ptx/INSTRUCTIONS.md. Refused when \
+         they are loaded, with the reason in the load's log and at exit:\n{refused}",
+        present + missing
+    ))
 }
 
 /// Builds the library and copies it into a folder. Returns the absolute path of the folder.
@@ -75,7 +106,7 @@ pub(crate) fn run_to_end(mut command: Command) -> Result<(String, Option<String>
 }
 
 /// In seconds.
-const DEADLINE: &str = "120";
+const DEADLINE: &str = "600";
 
 /// Creates a symbolic link, unless it exists.
 pub(crate) fn link(target: &str, place: &Path) -> Result<()> {
@@ -142,6 +173,19 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("gpumem-drop-in-{}-{name}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         folder
+    }
+
+    #[test]
+    fn the_summary_counts_functions_and_instructions_and_lists_what_is_refused() {
+        let summary = support("+cuInit\n+cuMemAlloc\n-cuTexRefCreate\n", INSTRUCTIONS).unwrap();
+        assert!(summary.starts_with("Driver API: 2 of 3 functions; the other 1 return"), "{summary}");
+        let (_, instructions) = summary.split_once("in fat binaries, ").unwrap();
+        let (count, refused) = instructions.split_once(" instructions ").unwrap();
+        assert!(count.parse::<usize>().unwrap() > 100, "{summary}");
+        for family in ["  - `wgmma`\n", "  - clusters: ", "  - textures and surfaces: ", "  - machine code\n"]
+        {
+            assert!(refused.contains(family), "{family} is not in {refused}");
+        }
     }
 
     #[test]

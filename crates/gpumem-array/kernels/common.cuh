@@ -1,8 +1,7 @@
 // What the kernels share: 16-byte loads, arithmetic that is defined for every input, and sums in a fixed order.
 //
 // Every kernel takes addresses and 64-bit counts, works for any grid (loops stride by the grid), and reads nothing that
-// the launch did not pass. Signed integers wrap; dividing an integer by zero gives zero. The Rust twins in
-// `src/kernel/twins` do the same.
+// the launch did not pass. Signed integers wrap; dividing an integer by zero gives zero.
 
 #pragma once
 

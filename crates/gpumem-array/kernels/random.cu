@@ -1,8 +1,8 @@
 // Random numbers by counting: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11).
 //
 // Block i of a stream is four words that depend only on the seed, the stream and i, so every thread computes its own. Floats
-// are made with operations that IEEE 754 defines to the last bit, never contracted (`__fmul_rn` and the like), so that the Rust
-// twins in `src/kernel/twins/random.rs` give the same numbers.
+// are made with operations that IEEE 754 defines to the last bit, never contracted (`__fmul_rn` and the like), so that every GPU and
+// the simulator give the same numbers.
 
 #include "common.cuh"
 

@@ -1,7 +1,8 @@
 //! cust's API, linked against whatever answers as libcuda when the program is built and started: contexts, memory of
-//! every kind, streams, events, callbacks. Memory passes between cust and gpumem, in both directions. A wrong result ends the program.
+//! every kind, streams, events, callbacks, kernels. Memory passes between cust and gpumem, in both directions. A wrong result ends the program.
 
 mod exchange;
+mod kernels;
 mod shared;
 
 use cust::device::{Device, DeviceAttribute};
@@ -18,7 +19,7 @@ type Check = (&'static str, fn() -> CudaResult<()>);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let context = cust::quick_init()?;
-    let checks: [Check; 7] = [
+    let checks: [Check; 9] = [
         ("devices", devices),
         ("buffers", buffers),
         ("asynchronous copies", asynchronous_copies),
@@ -26,6 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("events", events),
         ("callbacks", callbacks),
         ("unified memory", unified),
+        ("an element-wise kernel", kernels::element_wise),
+        ("a reduction", kernels::reduction),
     ];
     for (name, check) in checks {
         check()?;

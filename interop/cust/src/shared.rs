@@ -212,7 +212,7 @@ macro_rules! buffers {
         )*
     };
 }
-buffers! { Device: DeviceBuffer, CUDA; Unified: UnifiedBuffer, CUDAMANAGED; Pinned: LockedBuffer, CUDAHOST; }
+buffers! { DeviceLocal: DeviceBuffer, CUDA; Unified: UnifiedBuffer, CUDAMANAGED; Pinned: LockedBuffer, CUDAHOST; }
 
 impl CustKind for kind::DeviceLocal {
     type Buffer<T: Shared> = DeviceBuffer<T>;

@@ -229,7 +229,12 @@ fn nvrtc() -> Result<Outcome> {
         Err(error) => return unless_unreachable(Err(error)),
     };
     // The whole workspace has the features of its other builds, so that little is compiled again.
-    for tests in ["--test nvrtc", "--test array -- kernels::"] {
+    for tests in [
+        "--test nvrtc",
+        "--test array -- kernels::",
+        // Examples whose kernels are CUDA text. Elsewhere they end early.
+        "--doc -- TenMinutes FromCudaJl map_kernel",
+    ] {
         cargo(&format!("test --workspace --features gpumem-array/nvrtc {tests}"))
             .env("LD_LIBRARY_PATH", &folder.display().to_string())
             .env("NVRTC_REQUIRED", "1")
@@ -284,7 +289,7 @@ fn interop() -> Result<Outcome> {
     of_others(&["cudarc"])
 }
 
-/// Not candle and cubecl, whose builds take longer than all others together, and not cuda-core, which downloads the headers of CUDA and
+/// Not candle, its tests and cubecl, whose builds take longer than all others together, and not cuda-core, which downloads the headers of CUDA and
 /// cuRAND.
 fn others() -> Result<Outcome> {
     of_others(&["cudarc-allocator", "cust", "cudarc-tests"])

@@ -1,4 +1,5 @@
-//! candle, whose build compiles CUDA kernels and links against the libraries of CUDA 13. Its kernels are machine code, which needs a GPU.
+//! candle, whose build compiles CUDA kernels and links against the libraries of CUDA 13: cuBLAS and cuRAND have machine code, which needs a
+//! GPU. `candle_tests.rs` runs candle on the drop-in with other libraries in their place.
 //!
 //! The compiler comes from the Python package index, unless `CUDA_HOME` names a toolkit. The libraries are needed when the program runs.
 //! For the linker there are stubs, as in a toolkit: libraries that have the functions' names only.
@@ -20,13 +21,16 @@ const NVVM: (&str, &str) = ("nvidia-nvvm", "13.0.88");
 const CCCL: (&str, &str) = ("nvidia-cuda-cccl", "13.0.85");
 
 /// The libraries that cudarc names to the linker, its modules for them, and the names by which they are loaded.
-const LIBRARIES: [(&str, &str, &str); 5] = [
+pub(super) const LINKED: [(&str, &str, &str); 5] = [
     ("libcuda.so", "driver", "libcuda.so.1"),
     ("libnvrtc.so", "nvrtc", "libnvrtc.so.13"),
     ("libcurand.so", "curand", "libcurand.so.10"),
     ("libcublas.so", "cublas", "libcublas.so.13"),
     ("libcublasLt.so", "cublaslt", "libcublasLt.so.13"),
 ];
+
+/// The name by which the linker finds CUDA's runtime.
+pub(super) const RUNTIME: &str = "libcudart.so";
 
 const TOOLKIT: &str = "CUDA_HOME";
 const CAPABILITY: &str = "CUDA_COMPUTE_CAP";
@@ -37,10 +41,15 @@ pub(super) fn run(layout: &Layout, name: &str, _seeds: u64) -> Result<String> {
         Err(error) if error.is::<Unreachable>() => return Ok(format!("skipped: {error:#}")),
         variables => variables?,
     };
-    let built = build(layout, &layout.manifest(name), &["build", "--release", "--locked"], &variables)?;
+    let built = build(
+        layout,
+        &layout.manifest(name),
+        &["build", "--release", "--locked", "--bin", "interop-candle"],
+        &variables,
+    )?;
     if !has_gpu {
         println!(
-            "{} is built. It is not run: its kernels need a GPU, and this machine has none.",
+            "{} is built. It is not run: cuBLAS needs a GPU, and this machine has none.",
             built.display()
         );
         return Ok("built; not run without a GPU".into());
@@ -62,18 +71,55 @@ fn variables(layout: &Layout, name: &str, has_gpu: bool) -> Result<Vec<(&'static
         Some(home) => PathBuf::from(home),
         None => toolkit(layout, name)?,
     };
-    // cudarc asks the `nvcc` on the path for the version.
+    environment(layout, home, has_gpu)
+}
+
+/// The variables that candle's build reads.
+pub(super) fn environment(
+    layout: &Layout,
+    home: PathBuf,
+    has_gpu: bool,
+) -> Result<Vec<(&'static str, OsString)>> {
+    let compiler = compiler(&layout.made.join("candle-compiler"), &home)?;
+    // candle's build takes the first `nvcc` of the path, and cudarc asks it for its version.
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths([home.join("bin")].into_iter().chain(std::env::split_paths(&path)))?;
+    let path = std::env::join_paths([compiler].into_iter().chain(std::env::split_paths(&path)))?;
     let mut variables = vec![(TOOLKIT, home.into_os_string()), ("PATH", path)];
     // On a machine with a GPU, the build asks `nvidia-smi`.
     if std::env::var_os(CAPABILITY).is_none() && !has_gpu {
-        variables.push((CAPABILITY, "90".into()));
+        variables.push((CAPABILITY, "80".into()));
     }
     Ok(variables)
 }
 
-fn toolkit(layout: &Layout, name: &str) -> Result<PathBuf> {
+/// Makes a toolkit whose `nvcc` puts PTX where candle's build requests machine code alone, for the kernels that are linked into candle.
+/// The simulator needs it, any later GPU runs it, and it compiles several times as fast. Returns the folder of `nvcc`.
+fn compiler(folder: &Path, home: &Path) -> Result<PathBuf> {
+    let programs = folder.join("bin");
+    std::fs::create_dir_all(&programs)?;
+    // candle's build looks for the headers beside the compiler.
+    for name in ["include", "lib64"] {
+        let place = folder.join(name);
+        // It may be another toolkit's.
+        if place.is_symlink() {
+            std::fs::remove_file(&place)?;
+        }
+        crate::drop_in::link(&home.join(name).display().to_string(), &place)?;
+    }
+    let kept = folder.join("kept");
+    std::fs::create_dir_all(&kept)?;
+    let text = include_str!("nvcc.sh").replace("NVCC", &home.join("bin/nvcc").display().to_string());
+    let text = text.replace("KEPT", &kept.display().to_string());
+    let nvcc = programs.join("nvcc");
+    std::fs::write(&nvcc, text)?;
+    let executable =
+        Command::new("chmod").arg("+x").arg(&nvcc).status().context("chmod cannot be started")?;
+    ensure!(executable.success(), "chmod failed");
+    Ok(programs)
+}
+
+/// A toolkit with what a build of candle, the program called `name`, needs.
+pub(super) fn toolkit(layout: &Layout, name: &str) -> Result<PathBuf> {
     let home = layout.made.join("cuda");
     merged(&home, &[CUDA_NVCC, NVVM, CUDA_CRT, CCCL, vendor::CUDA_RUNTIME], &["bin", "nvvm", "include"])?;
     // Wheels are unpacked without this permission.
@@ -85,9 +131,14 @@ fn toolkit(layout: &Layout, name: &str) -> Result<PathBuf> {
     let runtime = unpacked(vendor::CUDA_RUNTIME.0, vendor::CUDA_RUNTIME.1)?;
     let runtime = runtime.join("nvidia/cu13/lib/libcudart_static.a").display().to_string();
     crate::drop_in::link(&runtime, &libraries.join("libcudart.a"))?;
+    // The linker prefers it, if the tests have put it there.
+    let replaced = libraries.join(RUNTIME);
+    if replaced.exists() {
+        std::fs::remove_file(replaced)?;
+    }
     let [cudarc] = published(&layout.manifest(name), ["cudarc"])?;
     let sources = cudarc.manifest_path.parent().context("a manifest lies in a folder")?.join("src");
-    for (library, module, loaded) in LIBRARIES {
+    for (library, module, loaded) in LINKED {
         let bindings = sources.join(module).join("sys/mod.rs");
         let bindings = std::fs::read_to_string(&bindings).with_context(|| bindings.to_string())?;
         stub(&libraries.join(library), loaded, &functions(&bindings))?;

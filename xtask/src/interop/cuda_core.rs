@@ -3,7 +3,7 @@
 //! All of them come from the Python package index, unless `CUDA_TOOLKIT_PATH` names a toolkit and `LIBCLANG_PATH` a folder. Where the index
 //! is unavailable, the program is skipped.
 
-use super::process::build;
+use super::process::{Needs, build};
 use super::toolkit::{CUDA_CRT, merged};
 use super::{Layout, run_seeds};
 use crate::workspace::vendor;
@@ -23,7 +23,7 @@ pub(super) fn run(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
         variables => variables?,
     };
     let built = build(layout, &layout.manifest(name), &["build", "--locked"], &variables)?;
-    run_seeds(layout, &built, seeds)
+    run_seeds(layout, &built, &Needs::default(), seeds)
 }
 
 fn variables(layout: &Layout) -> Result<Vec<(&'static str, OsString)>> {

@@ -2,9 +2,12 @@
 //!
 //! Each is in `interop/`, outside of the workspace, because it needs its own build or versions. The drop-in library is put into a
 //! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
-//! for each of a few seeds. They check their results and exit accordingly. candle's kernels need a GPU, so its program runs only there.
+//! for each of a few seeds. They check their results and exit accordingly. candle's program measures on a GPU and runs
+//! only there; candle's tests run on the drop-in.
 
 mod candle;
+mod candle_tests;
+mod cubecl;
 mod cuda_core;
 mod patched;
 mod process;
@@ -14,13 +17,13 @@ mod toolkit;
 use crate::workspace::programs::Profile;
 use crate::{drop_in, table};
 use anyhow::{Result, bail};
-use process::build;
+use process::{Needs, build};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only these [default: all but candle]
+    /// Run only these [default: all but candle and candle-tests]
     #[arg(value_name = "NAME", value_parser = names())]
     names: Vec<String>,
     /// Start each program under this many seeds of the simulator
@@ -48,20 +51,33 @@ const PROGRAMS: &[Program] = &[
         run: program,
     },
     Program { name: "cuda-core", about: "cuda-core with memory of gpumem", run: cuda_core::run },
-    Program { name: "cubecl", about: "cubecl's memory on CUDA (what burn runs on)", run: program },
+    Program {
+        name: "cubecl",
+        about: "cubecl's memory on CUDA, and kernels in its language (what burn runs on)",
+        run: cubecl::run,
+    },
     Program {
         name: CANDLE,
         about: "candle on a GPU, with a pool of gpumem; without a GPU it is only built. Compiles CUDA kernels for minutes",
         run: candle::run,
     },
+    Program {
+        name: CANDLE_SUITE,
+        about: "candle-core's own CUDA tests. Compiles CUDA kernels for minutes",
+        run: candle_tests::run,
+    },
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
 ];
 
-/// The program that runs only if it is named.
+/// Runs only if it is named, as its tests do.
 const CANDLE: &str = "candle";
 
-/// The program without a package of its own.
+/// Tests of published packages.
+const CANDLE_SUITE: &str = "candle-tests";
 const SUITE: &str = "cudarc-tests";
+
+/// What the tests of candle need beside the driver.
+const LIBRARIES: &str = "cuda-libraries";
 
 fn names() -> clap::builder::PossibleValuesParser {
     let value = |program: &Program| clap::builder::PossibleValue::new(program.name).help(program.about);
@@ -72,11 +88,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     check(&args.names, args.seeds, Profile::Release)
 }
 
-/// Builds and runs the named programs, or all but [`CANDLE`].
+/// Builds and runs the named programs, or all but those that compile candle's kernels.
 pub(crate) fn check(names: &[String], seeds: u64, profile: Profile) -> Result<()> {
     let layout = Layout::new(profile)?;
     let chosen = PROGRAMS.iter().filter(|program| match names {
-        [] => program.name != CANDLE,
+        [] => ![CANDLE, CANDLE_SUITE].contains(&program.name),
         names => names.iter().any(|name| name == program.name),
     });
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
@@ -97,10 +113,11 @@ pub(crate) fn check(names: &[String], seeds: u64, profile: Profile) -> Result<()
     Ok(())
 }
 
-/// The manifests of this project's programs, from the repository's root.
+/// The manifests of this project's packages, from the repository's root.
 pub(crate) fn manifests() -> impl Iterator<Item = String> {
-    let ours = PROGRAMS.iter().filter(|program| program.name != SUITE);
-    ours.map(|program| format!("interop/{}/Cargo.toml", program.name))
+    let names = PROGRAMS.iter().map(|program| program.name);
+    let ours = names.filter(|name| ![CANDLE_SUITE, SUITE].contains(name)).chain([LIBRARIES]);
+    ours.map(|name| format!("interop/{name}/Cargo.toml"))
 }
 
 struct Layout {
@@ -132,18 +149,18 @@ impl Layout {
 /// Builds and runs a program of this project.
 fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
     let built = build(layout, &layout.manifest(name), &["build", "--locked"], &[])?;
-    run_seeds(layout, &built, seeds)
+    run_seeds(layout, &built, &Needs::default(), seeds)
 }
 
 /// Runs a program, which passes if it exits with success under every seed.
-fn run_seeds(layout: &Layout, built: &Path, seeds: u64) -> Result<String> {
+fn run_seeds(layout: &Layout, built: &Path, needs: &Needs, seeds: u64) -> Result<String> {
     for seed in 0..seeds {
-        let (output, failure) = process::run(layout, built, &[], &[], seed)?;
+        let (output, failure) = process::run(layout, built, needs, &[], seed)?;
         if seed == 0 || failure.is_some() {
             print!("{output}");
         }
         if let Some(how) = failure {
-            bail!("{how} under seed {seed}; repeat with\n    {}", process::shown(layout, built, seed));
+            bail!("{how} under seed {seed}; repeat with\n    {}", process::shown(layout, built, needs, seed));
         }
     }
     Ok(format!("passed under {seeds} seeds"))

@@ -4,7 +4,7 @@
 //! listed one that passes, so the list stays true. Tests that compare times of the host run, but either result is accepted.
 
 use super::Layout;
-use super::process::{self, build};
+use super::process::{self, Needs, build};
 use crate::workspace::wheel::Unreachable;
 use crate::workspace::{copy_folder, nvrtc};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -26,8 +26,9 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
         Err(error) if error.is::<Unreachable>() => return Ok(format!("skipped: {error:#}")),
         compiler => compiler?,
     };
+    let needs = Needs { libraries: vec![compiler], ..Needs::default() };
     let [own, package] = published(&layout.manifest("cudarc"), ["interop-cudarc", "cudarc"])?;
-    let expected = Expected::read(&own)?;
+    let expected = Expected::read(&own, "driver-tests", FILTER)?;
     let target = layout.made.join(format!("{}-{}", package.name, package.version));
     let program = build(layout, &copy(&package, &target)?, BUILD, &[])?;
     let mut results = BTreeMap::new();
@@ -36,7 +37,7 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     let skips: Vec<&str> = expected.skips.iter().flat_map(|name| ["--skip", name]).collect();
     for kind in [&[][..], &["--ignored"]] {
         let args = [&[FILTER, "--test-threads=1"], kind, &skips].concat();
-        let (output, failure) = process::run(layout, &program, &[&compiler], &args, 0)?;
+        let (output, failure) = process::run(layout, &program, &needs, &args, 0)?;
         let found = parse(&output);
         ensure!(
             output.contains("test result: "),
@@ -48,20 +49,12 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
             surprises.is_empty(),
             "{}(the list is in interop/cudarc/Cargo.toml; repeat with\n    {} {})",
             surprises.iter().map(|name| expected.explain(name, &output)).collect::<String>(),
-            process::shown(layout, &program, 0),
+            process::shown(layout, &program, &needs, 0),
             args.join(" ")
         );
         results.extend(found);
     }
-    let unknown = expected.names().filter(|name| !results.contains_key(*name)).collect::<Vec<_>>();
-    ensure!(
-        unknown.is_empty(),
-        "interop/cudarc/Cargo.toml lists tests that do not exist: {}",
-        unknown.join(", ")
-    );
-    let passed = results.values().filter(|passed| **passed).count();
-    let skipped = expected.skips.len();
-    Ok(format!("{passed} of {} pass, as listed; {skipped} would take minutes", results.len() + skipped))
+    expected.summary(&results, "interop/cudarc/Cargo.toml")
 }
 
 /// These packages among those that a program is built of. Cargo downloads those that are missing.
@@ -88,23 +81,23 @@ pub(super) fn copy(package: &Package, target: &Path) -> Result<PathBuf> {
 
 /// The tests with another expected result than a pass.
 #[derive(Default)]
-struct Expected {
+pub(super) struct Expected {
     fails: BTreeSet<String>,
     varies: BTreeSet<String>,
-    skips: BTreeSet<String>,
+    pub(super) skips: BTreeSet<String>,
 }
 
 impl Expected {
-    /// Reads `[[package.metadata.driver-tests]]`: each entry has a `reason`, its `tests`, and `varies = true` if they may pass, `skip = true`
-    /// if they are not run.
-    fn read(package: &Package) -> Result<Self> {
+    /// Reads `[[package.metadata.KEY]]`: each entry has a `reason`, its `tests` (their names behind `prefix`), and `varies = true` if they
+    /// may pass, `skip = true` if they are not run.
+    pub(super) fn read(package: &Package, key: &str, prefix: &str) -> Result<Self> {
         let mut expected = Self::default();
-        let groups = package.metadata.get("driver-tests").and_then(|groups| groups.as_array());
+        let groups = package.metadata.get(key).and_then(|groups| groups.as_array());
         for group in groups.into_iter().flatten() {
             ensure!(group.get("reason").is_some_and(|reason| reason.is_string()), "a group without a reason");
             let is = |key: &str| group.get(key).and_then(|value| value.as_bool()).unwrap_or_default();
             let tests = group.get("tests").and_then(|tests| tests.as_array()).into_iter().flatten();
-            let tests = tests.filter_map(|test| test.as_str()).map(|test| format!("{FILTER}{test}"));
+            let tests = tests.filter_map(|test| test.as_str()).map(|test| format!("{prefix}{test}"));
             let list = if is("varies") {
                 &mut expected.varies
             } else if is("skip") {
@@ -121,8 +114,18 @@ impl Expected {
         self.fails.iter().chain(&self.varies).map(String::as_str)
     }
 
+    /// Refuses a list with names of no test; otherwise states how many pass.
+    pub(super) fn summary(&self, results: &BTreeMap<String, bool>, list: &str) -> Result<String> {
+        let unknown = self.names().filter(|name| !results.contains_key(*name)).collect::<Vec<_>>();
+        ensure!(unknown.is_empty(), "{list} lists tests that do not exist: {}", unknown.join(", "));
+        let passed = results.values().filter(|passed| **passed).count();
+        let skipped = self.skips.len();
+        let skips = if skipped == 0 { String::new() } else { format!("; {skipped} would take minutes") };
+        Ok(format!("{passed} of {} pass, as listed{skips}", results.len() + skipped))
+    }
+
     /// The tests with an unexpected result.
-    fn surprises(&self, results: &BTreeMap<String, bool>) -> Vec<String> {
+    pub(super) fn surprises(&self, results: &BTreeMap<String, bool>) -> Vec<String> {
         let results = results.iter().filter(|(name, _)| !self.varies.contains(*name));
         results
             .filter(|(name, passed)| **passed == self.fails.contains(*name))
@@ -131,7 +134,7 @@ impl Expected {
     }
 
     /// The advice on an unexpected result, below the output of the test.
-    fn explain(&self, name: &str, output: &str) -> String {
+    pub(super) fn explain(&self, name: &str, output: &str) -> String {
         match self.fails.contains(name) {
             true => format!("{name} passes; take it off the list\n"),
             false => {
@@ -146,7 +149,7 @@ impl Expected {
 }
 
 /// Parses libtest's output: which tests passed. Ignored ones are omitted.
-fn parse(output: &str) -> BTreeMap<String, bool> {
+pub(super) fn parse(output: &str) -> BTreeMap<String, bool> {
     let mut results = BTreeMap::new();
     for line in output.lines() {
         let Some((name, result)) = line.strip_prefix("test ").and_then(|line| line.rsplit_once(" ... "))

@@ -94,7 +94,9 @@ impl<'t> Words<'t> {
             self.at += 1;
             loop {
                 let ahead = self.byte(0);
-                if is_name_byte(ahead) || ahead == b'.' && is_name_byte(self.byte(1)) {
+                // A directive ends before the next one, also without a space: `.reg.b32`.
+                let goes_on = ahead == b'.' && first != b'.' && is_name_byte(self.byte(1));
+                if is_name_byte(ahead) || goes_on {
                     self.at += 1;
                 } else if ahead == b':' && self.byte(1) == b':' && is_name_byte(self.byte(2)) {
                     self.at += 2;
@@ -213,6 +215,14 @@ mod tests {
                 Double(0.2_f64.to_bits()),
             ]
         );
+    }
+
+    #[test]
+    fn directives_need_no_space_between_them() {
+        let names = [".reg", ".b32", "f"].map(Word::Name);
+        assert_eq!(all(".reg.b32 f"), names);
+        assert_eq!(all(".reg .b32 f"), names);
+        assert_eq!(all("ld.global.b32"), [Word::Name("ld.global.b32")]);
     }
 
     #[test]

@@ -86,8 +86,8 @@ entries! {
         put_if_wanted(size_bytes, found.1 as usize)
     }
 
+    // The context is the module's. candle calls this on threads that have no current one.
     fn cuModuleGetFunction(call, target: Target<CUfunction>, module: CUmodule, name: *const c_char) {
-        call.context(call.thread)?;
         // SAFETY: the caller has a string there that ends in NUL.
         let name = unsafe { text(name)? }.to_str().map_err(|_| NOT_FOUND)?;
         put(target, call.module_function(Handle::from_ptr(module), name)?.to_ptr())
