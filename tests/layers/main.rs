@@ -9,6 +9,7 @@ mod copies;
 #[cfg(feature = "gpu")]
 mod cudarc;
 mod devices;
+mod expressions;
 mod held;
 mod kernels;
 mod launches;

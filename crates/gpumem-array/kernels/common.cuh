@@ -1,7 +1,7 @@
 // What the kernels share: 16-byte loads, arithmetic that is defined for every input, and sums in a fixed order.
 //
 // Every kernel takes addresses and 64-bit counts, works for any grid (loops stride by the grid), and reads nothing that
-// the launch did not pass. Signed integers wrap; dividing an integer by zero gives zero.
+// the launch did not pass. Signed integers wrap.
 
 #pragma once
 
@@ -27,21 +27,10 @@ __device__ inline double add(double a, double b) { return a + b; }
 __device__ inline int add(int a, int b) { return (int)((unsigned)a + (unsigned)b); }
 __device__ inline long long add(long long a, long long b) { return (long long)((u64)a + (u64)b); }
 
-__device__ inline float sub(float a, float b) { return a - b; }
-__device__ inline double sub(double a, double b) { return a - b; }
-__device__ inline int sub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }
-__device__ inline long long sub(long long a, long long b) { return (long long)((u64)a - (u64)b); }
-
 __device__ inline float mul(float a, float b) { return a * b; }
 __device__ inline double mul(double a, double b) { return a * b; }
 __device__ inline int mul(int a, int b) { return (int)((unsigned)a * (unsigned)b); }
 __device__ inline long long mul(long long a, long long b) { return (long long)((u64)a * (u64)b); }
-
-__device__ inline float div(float a, float b) { return a / b; }
-__device__ inline double div(double a, double b) { return a / b; }
-// The least integer divided by -1 does not fit: it wraps, like the other operations.
-__device__ inline int div(int a, int b) { return b == 0 ? 0 : b == -1 ? sub(0, a) : a / b; }
-__device__ inline long long div(long long a, long long b) { return b == 0 ? 0 : b == -1 ? sub(0ll, a) : a / b; }
 
 // The sum over the lanes of a warp, in lane 0.
 template <class T> __device__ T warp_sum(T value) {

@@ -29,10 +29,10 @@ pub(crate) use write::{parts, writers};
 mod must_not_compile {}
 
 use crate::array::view::describe;
+use crate::element::kind::{self, DeviceLocal, Kind};
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
-use crate::kind::{self, DeviceLocal, Kind};
 use crate::layout::Layout;
 use crate::storage::{Access, ArrayStorage, Use};
 use core::fmt;

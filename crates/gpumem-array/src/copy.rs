@@ -23,10 +23,10 @@ pub use pack::{Pack, PackedArray};
 pub use transfer::{Download, DownloadTarget, Upload, UploadSource, Uploaded};
 
 use crate::array::{AsView, GpuArray, GpuCow, GpuView, GpuViewMut, UninitArray, readers, writers};
+use crate::element::kind::Kind;
 use crate::element::{Cast, Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::{Copier, Gpu, Place};
-use crate::kind::Kind;
 use crate::layout::plan::{Form, LayoutPlan, Pitched};
 use crate::layout::{ElementOrder, Layout, same_shape};
 use crate::storage::{ArrayStorage, queue_copy, run_borrowed};

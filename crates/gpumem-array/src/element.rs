@@ -1,4 +1,9 @@
-//! [`Element`]: the types that arrays hold; [`Numeric`]: types with arithmetic; [`Cast`]: types that are converted.
+//! [`Element`]: the types that arrays hold; [`Cast`]: types that are converted.
+
+pub mod kind;
+mod scalar_type;
+
+pub(crate) use scalar_type::ScalarType;
 
 use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
 
@@ -85,19 +90,6 @@ pub(crate) fn first_invalid<T: Element>(bits: &[T::Bits]) -> Option<usize> {
     bits.iter().position(|bits| !T::is_valid_bit_pattern(bits))
 }
 
-/// An element type with arithmetic: `f32`, `f64`, `i32`, `i64`.
-///
-/// Integers wrap on overflow; an integer divided by zero is zero.
-pub trait Numeric: Element + sealed::Arithmetic {}
-
-pub(crate) mod sealed {
-    /// The type in the names of kernels, and its numbers.
-    pub trait Arithmetic: Sized {
-        const TYPE: super::NumericType;
-        const ONE: Self;
-    }
-}
-
 /// The numeric types, in the order of the table of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumericType {
@@ -105,25 +97,6 @@ pub enum NumericType {
     F64,
     I32,
     I64,
-}
-
-macro_rules! numbers {
-    ($($kind:ident: $type:ty, $one:literal;)*) => {
-        $(
-            impl Numeric for $type {}
-            impl sealed::Arithmetic for $type {
-                const TYPE: NumericType = NumericType::$kind;
-                const ONE: Self = $one;
-            }
-        )*
-    };
-}
-
-numbers! {
-    F32: f32, 1.0;
-    F64: f64, 1.0;
-    I32: i32, 1;
-    I64: i64, 1;
 }
 
 /// Element types that can be converted to `U`, on the host and on the device: floating-point types to each other, and complex types of
@@ -146,59 +119,32 @@ numbers! {
 #[diagnostic::on_unimplemented(
     message = "elements of type `{Self}` are not converted to `{U}`",
     label = "expected two floating-point types, or two complex types",
-    note = "for other types, call a kernel of your own with `map_kernel`"
+    note = "an expression is converted to any type of numbers: `x.lazy().cast::<i32>().eval()?`"
 )]
-pub trait Cast<U: Element>: Element + cast::CastKernel<U> {
+pub trait Cast<U: Element>: Element {
+    /// The numbers of an element and of its result.
+    #[doc(hidden)]
+    const NUMBERS: CastNumbers;
+
     /// Converts a value.
     fn cast(self) -> U;
 }
 
-pub(crate) mod cast {
-    use super::CastPair;
-
-    /// The kernel of a conversion.
-    pub trait CastKernel<U> {
-        const PAIR: CastPair;
-        /// The number of numbers in an element.
-        const LANES: usize;
-    }
-}
-
-/// The types of the kernels that convert, in the order of the table of kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CastPair {
-    F32F64,
-    F64F32,
-    #[cfg(feature = "half")]
-    F32F16,
-    #[cfg(feature = "half")]
-    F32Bf16,
-    #[cfg(feature = "half")]
-    F64F16,
-    #[cfg(feature = "half")]
-    F64Bf16,
-    #[cfg(feature = "half")]
-    F16F32,
-    #[cfg(feature = "half")]
-    F16F64,
-    #[cfg(feature = "half")]
-    F16Bf16,
-    #[cfg(feature = "half")]
-    Bf16F32,
-    #[cfg(feature = "half")]
-    Bf16F64,
-    #[cfg(feature = "half")]
-    Bf16F16,
+/// The types of the numbers that are converted, and how many an element has.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct CastNumbers {
+    pub(crate) from: ScalarType,
+    pub(crate) to: ScalarType,
+    pub(crate) lanes: usize,
 }
 
 macro_rules! casts {
-    ($($pair:ident: $from:ty => $to:ty, |$value:ident| $cast:expr;)*) => {$(
-        impl cast::CastKernel<$to> for $from {
-            const PAIR: CastPair = CastPair::$pair;
-            const LANES: usize = 1;
-        }
-
+    ($($from_type:ident $from:ty => $to_type:ident $to:ty, |$value:ident| $cast:expr;)*) => {$(
         impl Cast<$to> for $from {
+            const NUMBERS: CastNumbers =
+                CastNumbers { from: ScalarType::$from_type, to: ScalarType::$to_type, lanes: 1 };
+
             #[inline]
             fn cast(self) -> $to {
                 let $value = self;
@@ -209,26 +155,26 @@ macro_rules! casts {
 }
 
 casts! {
-    F32F64: f32 => f64, |value| f64::from(value);
-    F64F32: f64 => f32, |value| value as f32;
+    F32 f32 => F64 f64, |value| f64::from(value);
+    F64 f64 => F32 f32, |value| value as f32;
 }
 
 #[cfg(feature = "half")]
 mod half_precision {
-    use super::{Cast, CastPair, cast};
+    use super::{Cast, CastNumbers, ScalarType};
     use half::{bf16, f16};
 
     casts! {
-        F32F16: f32 => f16, |value| f16::from_f32(value);
-        F32Bf16: f32 => bf16, |value| bf16::from_f32(value);
-        F64F16: f64 => f16, |value| f16::from_f32(narrowed(value));
-        F64Bf16: f64 => bf16, |value| bf16::from_f32(narrowed(value));
-        F16F32: f16 => f32, |value| value.to_f32();
-        F16F64: f16 => f64, |value| value.to_f64();
-        F16Bf16: f16 => bf16, |value| bf16::from_f32(value.to_f32());
-        Bf16F32: bf16 => f32, |value| value.to_f32();
-        Bf16F64: bf16 => f64, |value| value.to_f64();
-        Bf16F16: bf16 => f16, |value| f16::from_f32(value.to_f32());
+        F32 f32 => F16 f16, |value| f16::from_f32(value);
+        F32 f32 => Bf16 bf16, |value| bf16::from_f32(value);
+        F64 f64 => F16 f16, |value| f16::from_f32(narrowed(value));
+        F64 f64 => Bf16 bf16, |value| bf16::from_f32(narrowed(value));
+        F16 f16 => F32 f32, |value| value.to_f32();
+        F16 f16 => F64 f64, |value| value.to_f64();
+        F16 f16 => Bf16 bf16, |value| bf16::from_f32(value.to_f32());
+        Bf16 bf16 => F32 f32, |value| value.to_f32();
+        Bf16 bf16 => F64 f64, |value| value.to_f64();
+        Bf16 bf16 => F16 f16, |value| f16::from_f32(value.to_f32());
     }
 
     /// Returns a number that has the same nearest half-precision number as `value`: it is rounded toward zero, and its last bit is set if
@@ -269,19 +215,16 @@ mod half_precision {
 
 #[cfg(feature = "complex")]
 mod complex {
-    use super::{Cast, CastPair, Element, cast};
+    use super::{Cast, CastNumbers, Element};
     use num_complex::Complex;
-
-    impl<T: Cast<U>, U: Element> cast::CastKernel<Complex<U>> for Complex<T> {
-        const PAIR: CastPair = T::PAIR;
-        const LANES: usize = 2 * T::LANES;
-    }
 
     impl<T: Cast<U>, U: Element> Cast<Complex<U>> for Complex<T>
     where
         Self: Element,
         Complex<U>: Element,
     {
+        const NUMBERS: CastNumbers = CastNumbers { lanes: 2 * T::NUMBERS.lanes, ..T::NUMBERS };
+
         #[inline]
         fn cast(self) -> Complex<U> {
             Complex::new(self.re.cast(), self.im.cast())

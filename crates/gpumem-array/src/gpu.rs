@@ -10,12 +10,11 @@ pub(crate) mod stage;
 pub(crate) mod staging;
 pub(crate) mod transfers;
 
-use crate::element::Numeric;
+use crate::element::kind::{self, Kind, Pinned, Unified};
 use crate::error::ArrayError;
 use crate::kernel::library::Library;
 use crate::kernel::source::KernelSource;
 use crate::kernel::{KernelName, Module};
-use crate::kind::{self, Kind, Pinned, Unified};
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -532,20 +531,6 @@ impl Gpu {
     /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
     pub fn compile(&self, source: &KernelSource<'_>) -> Result<Module, ArrayError> {
         Module::compile(self.device(), source)
-    }
-
-    /// Loads the kernels that calculate with one element type, and the kernels that copy and fill views of any type. Without this call,
-    /// each kernel is loaded at its first use. So are the kernels for random numbers, conversions, gathered rows and packed uploads, with or
-    /// without this call.
-    ///
-    /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
-    /// caches the result for later runs.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Pool`] if the driver cannot load them.
-    pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
-        self.library().preload(T::TYPE)
     }
 
     pub(crate) fn library(&self) -> &Library {

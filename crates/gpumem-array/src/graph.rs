@@ -19,12 +19,12 @@ pub use launch::{GraphLaunch, Launched};
 pub use outputs::{GraphScalar, Number, Out, Outputs};
 
 use crate::array::{GpuArray, OnStream, foreign};
+use crate::element::kind;
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, GraphError};
 use crate::gpu::recording::{Access, CaptureRecording, RecordedUse};
 use crate::gpu::{Gpu, Place, sealed::KnownPlace};
 use crate::kernel::Function;
-use crate::kind;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::{ArrayStorage, Use, queue};
 use core::ops::Deref;

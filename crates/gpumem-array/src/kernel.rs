@@ -3,6 +3,7 @@
 //! A module is unloaded when the last of its clones and functions is dropped. The drop waits for the device, because a queued kernel
 //! still needs its code.
 
+pub(crate) mod generated;
 pub(crate) mod library;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
@@ -60,6 +61,11 @@ pub(crate) const ARGUMENTS_MAX: usize = 32;
 impl Module {
     pub(crate) fn load_own(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
         Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::default())?)))
+    }
+
+    /// Loads a text that this crate has written.
+    pub(crate) fn load_generated(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
+        Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?)))
     }
 
     /// Loads declared kernels, compiled first if they are CUDA text.

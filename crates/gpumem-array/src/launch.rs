@@ -1,13 +1,13 @@
 //! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like the operations of this crate.
 
 use crate::array::{AsView, AsViewMut, GpuArray, GpuView, UninitArray};
+use crate::element::kind::Kind;
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::library::DeclaredBytes;
 use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
-use crate::kind::Kind;
 use crate::layout::ElementOrder;
 use crate::storage::{Access, ArrayStorage, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
@@ -339,6 +339,42 @@ impl<'a> OwnLaunch<'a> {
     }
 }
 
+/// Arguments that are collected before the kernel is known.
+pub(crate) struct OwnArguments<'a>(Arguments<'a>);
+
+impl<'a> OwnArguments<'a> {
+    pub(crate) fn new() -> Self {
+        Self(Arguments::new(LaunchShape { grid: [0; 3], block: [0; 3], shared_bytes: 0 }))
+    }
+
+    /// Adds an address in an array, whose bytes the kernel uses.
+    pub(crate) fn array(&mut self, (one, address): (Use<'a>, u64)) {
+        let Arguments { buffer, counts, .. } = &mut self.0;
+        if let Some(buffer) = buffer {
+            *counts = buffer.with_array(*counts, one, address);
+        }
+    }
+
+    /// Ends with a value that may exceed the limit of other launches.
+    pub(crate) fn launch(
+        mut self,
+        gpu: &'a Gpu,
+        function: &'a Function,
+        [blocks, threads]: [u32; 2],
+        value: &[u64],
+    ) -> OwnLaunch<'a> {
+        let Arguments { buffer, counts, .. } = &mut self.0;
+        if let Some(buffer) = buffer {
+            buffer.shape = LaunchShape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+            // SAFETY: both are parts of one `Arguments`.
+            let uses = unsafe { buffer.uses(counts.arrays) };
+            counts.is_elsewhere = uses.iter().any(|one| one.storage().device() != function.device());
+            *counts = buffer.with_words(*counts, bytemuck::cast_slice(value), WORDS_MAX_OWN);
+        }
+        OwnLaunch { gpu, launch: Launch { function, arguments: self.0 } }
+    }
+}
+
 fn declared(one: &Use<'_>) -> DeclaredBytes {
     let (Range { start, end }, address) = (one.range(), one.storage().address());
     DeclaredBytes { bytes: address + start..address + end, is_write: one.access() == Access::Write }
@@ -473,14 +509,7 @@ impl<'a> OpenArguments<'a> {
         let Self { mut buffer, mut counts, storages } = self;
         if let Some(buffer) = &mut buffer {
             counts.is_elsewhere |= one.storage().device() != function.device();
-            counts.is_prefetched |= one.storage().is_prefetched();
-            if let Some(slot) = buffer.arrays.get_mut(counts.arrays) {
-                // SAFETY: only the lifetime changes. `uses` gives it back, and nothing else reads the slot.
-                slot.write(unsafe { core::mem::transmute::<Use<'a>, Use<'static>>(one) });
-                counts.arrays += 1;
-            }
-            // Too many arrays are too many arguments, which are refused.
-            counts = buffer.with_word(counts, address, 8);
+            counts = buffer.with_array(counts, one, address);
         }
         Arguments { buffer, counts, storages }
     }
@@ -525,6 +554,19 @@ impl ArgumentBuffer {
             words: [0; WORDS_MAX_OWN],
             arrays: [const { MaybeUninit::uninit() }; ARGUMENTS_MAX],
         })
+    }
+
+    /// Adds an array. The arguments that have the buffer borrow it for as long as they exist.
+    #[inline(always)]
+    fn with_array(&mut self, mut counts: ArgumentCounts, one: Use<'_>, address: u64) -> ArgumentCounts {
+        counts.is_prefetched |= one.storage().is_prefetched();
+        if let Some(slot) = self.arrays.get_mut(counts.arrays) {
+            // SAFETY: only the lifetime changes. `uses` gives it back, and nothing else reads the slot.
+            slot.write(unsafe { core::mem::transmute::<Use<'_>, Use<'static>>(one) });
+            counts.arrays += 1;
+        }
+        // Too many arrays are too many arguments, which are refused.
+        self.with_word(counts, address, 8)
     }
 
     /// Adds an argument of one word.

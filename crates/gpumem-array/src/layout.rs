@@ -115,12 +115,6 @@ impl<D: Dimension> Layout<D> {
         Self { dim, strides: own, offset }
     }
 
-    /// A single element at an offset; all lengths are 1.
-    pub(crate) fn one(dim: D, offset: usize) -> Self {
-        let strides = D::zeros(dim.ndim());
-        Self { dim, strides, offset }
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.dim.size()
     }

@@ -54,12 +54,12 @@ mod array;
 mod copy;
 mod element;
 mod error;
+mod expression;
 mod gpu;
 #[allow(unsafe_code)] // launches graphs
 mod graph;
 #[allow(unsafe_code)] // loads and launches kernels
 mod kernel;
-pub mod kind;
 #[allow(unsafe_code)] // launches kernels with the addresses of arrays
 mod launch;
 mod layout;
@@ -75,8 +75,12 @@ pub use array::{
 pub use copy::{
     Download, DownloadTarget, Pack, PackedArray, Upload, UploadSource, Uploaded, concatenate, stack,
 };
-pub use element::{Cast, Element, Numeric};
+pub use element::{Cast, Element, kind};
 pub use error::{ArrayError, GraphError, Rejected};
+pub use expression::{
+    Arithmetic, Broadcast, Expression, Lazy, NoAxes, Numeric, Operand, Real, Scalar, Together, Updated,
+    Updates, update,
+};
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]
 pub use gpu::transfers::{GpuStatus, Transfers};
@@ -85,7 +89,7 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
-pub use ops::{Operand, Random, RandomNormal, Rng};
+pub use ops::{Random, RandomNormal, Rng};
 
 #[cfg(feature = "sim")]
 #[doc(hidden)]

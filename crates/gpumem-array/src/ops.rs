@@ -5,7 +5,6 @@ mod cast;
 mod create;
 #[allow(unsafe_code)] // fills by the driver
 pub(crate) mod fill;
-mod operand;
 pub(crate) mod operators;
 pub(crate) mod product;
 mod random;
@@ -13,12 +12,12 @@ pub(crate) mod reduce;
 mod resize;
 mod select;
 
-pub use operand::Operand;
 pub use random::{Random, RandomNormal, Rng};
 
 use crate::array::{GpuCow, GpuView};
 use crate::element::Element;
 use crate::error::ArrayError;
+use crate::expression::Numeric;
 use crate::gpu::Gpu;
 use crate::layout::ElementOrder;
 use ndarray::Dimension;
@@ -39,4 +38,20 @@ pub(crate) fn operand<'a, T: Element, D: Dimension>(
 pub(crate) fn blocks(len: usize, threads: usize) -> u32 {
     const BLOCKS_MAX: usize = 1 << 20;
     len.div_ceil(threads).clamp(1, BLOCKS_MAX) as u32
+}
+
+impl Gpu {
+    /// Loads the kernels for products of matrices and vectors of one element type, and those that copy and fill views of any type. Without
+    /// this call, each kernel is loaded at its first use. So are the kernels of expressions, random numbers, gathered rows and packed uploads,
+    /// with or without this call.
+    ///
+    /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
+    /// caches the result for later runs.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if the driver cannot load them.
+    pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
+        self.library().preload(T::KERNELS)
+    }
 }

@@ -12,8 +12,8 @@ const NVRTC: (&str, &str) = ("nvidia-cuda-nvrtc-cu11", "11.8.89");
 const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
 /// The newest accepted PTX version: drivers refuse PTX newer than themselves. 8.0 is that of CUDA 12.0.
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
-/// A source that names this option is compiled with it.
-const LINE_INFO: &str = "--generate-line-info";
+/// A source that names one of these options is compiled with it.
+const NAMED_OPTIONS: [&str; 2] = ["--generate-line-info", "--relocatable-device-code=true"];
 const TARGET: &str = "--gpu-architecture=compute_70";
 /// A source that names this option is compiled with it.
 const NEWER_TARGET: &str = "--gpu-architecture=compute_80";
@@ -73,7 +73,7 @@ struct Module {
 }
 
 impl Module {
-    /// `fill.cu` → `fill.ptx`; `reduce.cu` for f32 → `reduce.f32.ptx`.
+    /// `fill.cu` → `fill.ptx`; `matvec.cu` for f32 → `matvec.f32.ptx`.
     fn target(&self) -> PathBuf {
         match self.element {
             Some((suffix, _)) => self.source.with_extension(format!("{suffix}.ptx")),
@@ -124,9 +124,7 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
         "--std=c++17".to_string(),
         format!("--include-path={}", folder.display()),
     ];
-    if text.contains(LINE_INFO) {
-        options.push(LINE_INFO.to_string());
-    }
+    options.extend(NAMED_OPTIONS.iter().filter(|option| text.contains(**option)).map(ToString::to_string));
     if let Some((suffix, kind)) = element {
         options.push(format!("--define-macro=ELEMENT_SUFFIX={suffix}"));
         options.push(format!("--define-macro=ELEMENT_TYPE={kind}"));

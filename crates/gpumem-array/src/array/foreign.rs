@@ -7,10 +7,10 @@
 
 use crate::array::{GpuArray, GpuView, GpuViewMut, UninitArray, parts, readers};
 use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::recording::CaptureRecording;
 use crate::gpu::{Gpu, check_device};
-use crate::kind::Kind;
 use crate::layout::{ElementOrder, Layout};
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 use crate::storage::Access;
@@ -225,7 +225,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// - [`ArrayError::WrongDevice`] if the block is on another device than `gpu`.
     /// - [`ArrayError::UnsuitableBlock`] if the block is smaller than the elements, or of another kind than `K`. Blocks of every kind
-    ///   can back arrays of kind [`DeviceLocal`](crate::kind::DeviceLocal).
+    ///   can back arrays of kind [`DeviceLocal`](crate::element::kind::DeviceLocal).
     /// - [`ArrayError::TooManyElements`] if the shape exceeds the address space.
     /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     /// - [`ArrayError::Pool`] or [`ArrayError::Graph`] in a capture, and after it for its `Gpu`.

@@ -5,9 +5,9 @@
 //! the host has waited, so that later accesses are as fast as those of an ordinary slice.
 
 use crate::array::GpuArray;
+use crate::element::kind::{HostAccess, Kind};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
-use crate::kind::{HostAccess, Kind};
 use crate::layout::Layout;
 use crate::storage::Access;
 use core::ops::{Index, IndexMut};

@@ -3,10 +3,10 @@
 //! Creating, slicing and transposing a view changes only an address, a shape and strides.
 
 use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut, UninitArray};
+use crate::element::kind::Kind;
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kind::Kind;
 use crate::layout::{ElementOrder, Layout};
 use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 
@@ -18,14 +18,14 @@ use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
 macro_rules! readers {
     ($bound:ident, $dim:ty; $($methods:tt)*) => {
         $crate::array::read::of_view! { [T: $bound] $crate::array::GpuView<'v, T, $dim>; 'v $($methods)* }
-        $crate::array::read::of_owner! { [T: $bound, K: $crate::kind::Kind] $crate::array::GpuArray<T, $dim, K>; $($methods)* }
+        $crate::array::read::of_owner! { [T: $bound, K: $crate::element::kind::Kind] $crate::array::GpuArray<T, $dim, K>; $($methods)* }
         $crate::array::read::of_owner! { [T: $bound] $crate::array::GpuViewMut<'_, T, $dim>; $($methods)* }
         $crate::array::read::of_owner! { [T: $bound] $crate::array::GpuCow<'_, T, $dim>; $($methods)* }
     };
     ($bound:ident; $($methods:tt)*) => {
         $crate::array::read::of_view! { [T: $bound, D: Dimension] $crate::array::GpuView<'v, T, D>; 'v $($methods)* }
         $crate::array::read::of_owner! {
-            [T: $bound, D: Dimension, K: $crate::kind::Kind] $crate::array::GpuArray<T, D, K>; $($methods)*
+            [T: $bound, D: Dimension, K: $crate::element::kind::Kind] $crate::array::GpuArray<T, D, K>; $($methods)*
         }
         $crate::array::read::of_owner! { [T: $bound, D: Dimension] $crate::array::GpuViewMut<'_, T, D>; $($methods)* }
         $crate::array::read::of_owner! { [T: $bound, D: Dimension] $crate::array::GpuCow<'_, T, D>; $($methods)* }

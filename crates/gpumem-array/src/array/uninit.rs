@@ -3,9 +3,9 @@
 use crate::array::GpuArray;
 use crate::array::view::describe;
 use crate::element::Element;
+use crate::element::kind::{DeviceLocal, Kind};
 use crate::error::ArrayError;
 use crate::gpu::{Gpu, Place};
-use crate::kind::{DeviceLocal, Kind};
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::{ArrayStorage, Use};
 use core::fmt;

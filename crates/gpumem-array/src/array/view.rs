@@ -4,8 +4,8 @@
 //! a view changes only these numbers. The methods of views and arrays are in [`read`](super::read) and [`write`](super::write).
 
 use crate::element::Element;
+use crate::element::kind::{DeviceLocal, Kind, Pinned, Unified};
 use crate::gpu::Gpu;
-use crate::kind::{DeviceLocal, Kind, Pinned, Unified};
 use crate::layout::{ByteSpan, Layout};
 use crate::storage::{Access, ArrayStorage, Use};
 use core::fmt;

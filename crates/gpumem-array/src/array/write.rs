@@ -11,7 +11,7 @@ use ndarray::{Axis, Dimension, IntoDimension, RemoveAxis, Slice, SliceArg};
 /// Implements methods of arrays and mutable views, for a bound on the elements. They have `self.view_mut()`.
 macro_rules! writers {
     ($bound:ident; $($methods:tt)*) => {
-        impl<T: $bound, D: Dimension, K: $crate::kind::Kind> $crate::array::GpuArray<T, D, K> {
+        impl<T: $bound, D: Dimension, K: $crate::element::kind::Kind> $crate::array::GpuArray<T, D, K> {
             $($methods)*
         }
 
@@ -41,7 +41,7 @@ macro_rules! parts {
             )*
         }
 
-        impl<T: Element, D: Dimension, K: $crate::kind::Kind> $crate::array::GpuArray<T, D, K> {
+        impl<T: Element, D: Dimension, K: $crate::element::kind::Kind> $crate::array::GpuArray<T, D, K> {
             $(
                 $(#[$attribute])*
                 pub fn $name<'v, $($($generics)*)?>(&'v mut self $(, $argument: $type)*) -> $result

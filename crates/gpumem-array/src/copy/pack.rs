@@ -6,6 +6,7 @@
 
 use super::pageable;
 use crate::array::GpuArray;
+use crate::element::kind::{DeviceLocal, Kind};
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::staging::{BufferAnswer, Copying, HostCopy, Lent, Staging, Stores};
@@ -13,7 +14,6 @@ use crate::gpu::{Gpu, Place};
 use crate::kernel::Function;
 use crate::kernel::library::{launch, parameter};
 use crate::kernel::table::{Kernel, Only};
-use crate::kind::{DeviceLocal, Kind};
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::{Access, ArrayStorage, Touched, Use, queue};
 use core::marker::PhantomData;

@@ -6,8 +6,8 @@
 use crate::array::view::kind_name;
 use crate::array::{GpuArray, GpuView, GpuViewMut};
 use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::ArrayError;
-use crate::kind::Kind;
 use core::cell::RefCell;
 use core::cmp::Reverse;
 use core::fmt::{self, Display, Write};

@@ -11,9 +11,9 @@
 
 use crate::array::{GpuArray, GpuView, PinnedArray, UninitArray, readers};
 use crate::element::Element;
+use crate::element::kind::{DeviceLocal, HostAccess, Kind, Pinned};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::{Gpu, Place};
-use crate::kind::{DeviceLocal, HostAccess, Kind, Pinned};
 use crate::layout::{ElementOrder, Layout, same_shape};
 use core::future::Future;
 use core::pin::Pin;

@@ -2,8 +2,8 @@
 
 use crate::array::{AsView, GpuArray, GpuView};
 use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::{ArrayError, GraphError};
-use crate::kind::Kind;
 use crate::layout::Layout;
 use crate::storage::ArrayStorage;
 use core::marker::PhantomData;

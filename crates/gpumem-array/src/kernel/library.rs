@@ -4,6 +4,7 @@
 
 use crate::element::NumericType;
 use crate::error::ArrayError;
+use crate::kernel::generated::Generated;
 use crate::kernel::table::{KERNEL_COUNT, Kernel, Only, ROWS, Unit, index};
 use crate::kernel::{Function, Module};
 use core::ffi::c_void;
@@ -18,12 +19,18 @@ pub(crate) struct Library {
     /// By the [`index`] of their places.
     functions: [OnceLock<Function>; KERNEL_COUNT],
     modules: Mutex<Vec<(&'static str, Module)>>,
+    /// The kernels of expressions.
+    generated: Generated,
 }
 
 impl Library {
     pub(crate) fn new(device: &Device) -> Self {
         let functions = [const { OnceLock::new() }; KERNEL_COUNT];
-        Self { device: device.clone(), functions, modules: Mutex::default() }
+        Self { device: device.clone(), functions, modules: Mutex::default(), generated: Generated::default() }
+    }
+
+    pub(crate) fn generated(&self) -> &Generated {
+        &self.generated
     }
 
     pub(crate) fn function(&self, kernel: Kernel) -> Result<&Function, ArrayError> {

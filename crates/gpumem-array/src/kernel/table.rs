@@ -3,7 +3,7 @@
 //! A family is a source in `kernels/`, with the types that its kernels are compiled for. A row has a kernel's name between `gpumem_` and the
 //! type, and its parameters. `T` stands for the type. Tests compare each row with the PTX.
 
-use crate::element::{CastPair, NumericType};
+use crate::element::NumericType;
 use crate::kernel::parameters::{AxisWords, OuterAxes, PatternBytes};
 use crate::kernel::source::{DeclaredKernel, KernelParameter};
 
@@ -68,32 +68,6 @@ macro_rules! for_types {
         for_types!(@ $item $arguments; "_1" u8, "_2" u16, "_4" u32, "_8" u64, "_16" u128)
     };
     (Only, $item:ident $arguments:tt) => { for_types!(@ $item $arguments; "" u8) };
-    (CastPair, $item:ident $arguments:tt) => {
-        &[
-            for_types!(= $item $arguments; "_f32_f64" f32),
-            for_types!(= $item $arguments; "_f64_f32" f64),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f32_f16" f32),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f32_bf16" f32),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f64_f16" f64),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f64_bf16" f64),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f16_f32" half::f16),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f16_f64" half::f16),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_f16_bf16" half::f16),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_bf16_f32" half::bf16),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_bf16_f64" half::bf16),
-            #[cfg(feature = "half")]
-            for_types!(= $item $arguments; "_bf16_f16" half::bf16),
-        ]
-    };
     (@ $item:ident $arguments:tt; $($suffix:literal $type:ty),*) => {
         &[$(for_types!(= $item $arguments; $suffix $type)),*]
     };
@@ -149,22 +123,6 @@ macro_rules! table {
 }
 
 table! {
-    NumericType ELEMENTWISE {
-        Add "add" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
-        Sub "sub" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
-        Mul "mul" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
-        Div "div" (out: u64, a: u64, a_step: u32, b: u64, b_step: u32, n: u64);
-        AddScalar "add_scalar" (out: u64, a: u64, b: T, n: u64);
-        SubScalar "sub_scalar" (out: u64, a: u64, b: T, n: u64);
-        MulScalar "mul_scalar" (out: u64, a: u64, b: T, n: u64);
-        DivScalar "div_scalar" (out: u64, a: u64, b: T, n: u64);
-        ScalarSub "scalar_sub" (out: u64, a: T, b: u64, n: u64);
-        ScalarDiv "scalar_div" (out: u64, a: T, b: u64, n: u64);
-    }
-    NumericType REDUCE {
-        Sum "sum" (out: u64, a: u64, n: u64);
-        Dot "dot" (out: u64, a: u64, b: u64, n: u64);
-    }
     NumericType MATVEC {
         RowsWarp "rows_warp" (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64);
         RowsBlock "rows_block"
@@ -192,9 +150,6 @@ table! {
     }
     Unit GATHER {
         Gather "gather" (out: u64, from: u64, index: u64, count: u64, len: u64, width: u64, outer: u64);
-    }
-    CastPair CAST {
-        Cast "cast" (out: u64, a: u64, n: u64);
     }
     Only RANDOM {
         RandomU32 "random_u32" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
@@ -244,13 +199,10 @@ macro_rules! numeric_texts {
     };
 }
 
-const ELEMENTWISE: &[&str] = numeric_texts!("elementwise");
-const REDUCE: &[&str] = numeric_texts!("reduce");
 const MATVEC: &[&str] = numeric_texts!("matvec");
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
 const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
 const GATHER: &[&str] = &[include_str!("../../kernels/gather.ptx")];
-const CAST: &[&str] = &[include_str!("../../kernels/cast.ptx")];
 const RANDOM: &[&str] = &[include_str!("../../kernels/random.ptx")];
 const PACK: &[&str] = &[include_str!("../../kernels/pack.ptx")];
 

@@ -1,16 +1,15 @@
 //! Conversion to another floating-point type, where it takes the least time: on the device, whose memory is faster than any link, unless a
 //! conversion on the host saves bytes on the link.
 
-use crate::array::{GpuArray, UninitArray, readers};
+use crate::array::{GpuArray, GpuView, UninitArray, readers};
 use crate::copy::{converted, upload_cast};
-use crate::element::{Cast, Element};
+use crate::element::kind::{self, Kind};
+use crate::element::{Cast, CastNumbers, Element, ScalarType};
 use crate::error::ArrayError;
+use crate::expression::evaluate::{ExpressionMemory, queue_each, with_memory};
+use crate::expression::tape::{CAST, Tape};
 use crate::gpu::Place;
-use crate::kernel::table::Kernel;
-use crate::kind::{self, Kind};
-use crate::launch::OwnLaunch;
-use crate::layout::ElementOrder;
-use crate::ops::blocks;
+use crate::layout::{ElementOrder, Layout};
 use core::any::TypeId;
 use ndarray::{Array, ArrayBase, Data, Dimension};
 
@@ -66,19 +65,8 @@ readers! {
                 view.copy_to(gpu)?.view().cast_to(place)
             };
         }
-        let Some(order) = view.layout().order() else {
-            return view.on(gpu).to_order(ElementOrder::Row)?.view().cast_to(place);
-        };
-        let view = view.on(gpu);
-        let result = UninitArray::with_order(place, view.raw_dim(), order)?.into_unwritten();
-        if result.is_empty() {
-            return Ok(result);
-        }
-        let size_bytes = result.len() * size_of::<T>().max(size_of::<U>());
-        let grid = [blocks(size_bytes, 16 * THREADS), 1, 1];
-        let launch = OwnLaunch::new(gpu, Kernel::Cast(T::PAIR), grid, [THREADS as u32, 1, 1])?;
-        launch.write(&result).read(&view).value((result.len() * T::LANES) as u64).queue("cast")?;
-        Ok(result)
+        let order = view.layout().order().unwrap_or(ElementOrder::Row);
+        converted_at(&view.on(gpu), place, Layout::dense(view.raw_dim(), order, size_of::<U>())?)
     }
 
     /// Downloads the elements as another floating-point type. They cross the link in the smaller of both types.
@@ -160,11 +148,56 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
+/// The elements of a view, converted on the device of `place`. The result has the layout.
+fn converted_at<T: Cast<U>, U: Element, D: Dimension, P: Place + ?Sized>(
+    view: &GpuView<'_, T, D>,
+    place: &P,
+    layout: Layout<D>,
+) -> Result<GpuArray<U, D, P::Kind>, ArrayError> {
+    let gpu = place.gpu();
+    let result = GpuArray::<U, D, P::Kind>::unwritten(place, layout)?;
+    if result.is_empty() {
+        return Ok(result);
+    }
+    let CastNumbers { from, to, lanes } = T::NUMBERS;
+    with_memory(|ExpressionMemory { notes, plan }| {
+        let mut tape = Tape::new("cast", notes);
+        tape.array(from, gpu, view.reads(), view.address(), numbers(view.layout(), from, lanes));
+        tape.token(CAST);
+        tape.token(to as u8);
+        tape.target(to, 0, numbers(result.layout(), to, lanes));
+        let Tape { mut arguments, notes, .. } = tape;
+        arguments.array((result.writes(), result.address()));
+        let shape = core::mem::take(&mut notes.shapes);
+        let planned = plan.each(notes, &shape);
+        notes.shapes = shape;
+        planned?;
+        queue_each(gpu, arguments, plan, "cast")
+    })?;
+    Ok(result)
+}
+
+/// The axes of the numbers of elements: those of an element are next to each other.
+fn numbers<D: Dimension>(
+    layout: &Layout<D>,
+    of: ScalarType,
+    lanes: usize,
+) -> impl Iterator<Item = (usize, isize)> {
+    let size = of.size().cast_signed();
+    let element = size * lanes.cast_signed();
+    let axes = layout
+        .shape()
+        .iter()
+        .copied()
+        .zip(layout.strides())
+        .map(move |(len, stride)| (len, stride * element));
+    axes.chain([(lanes, size)])
+}
+
 /// True for row-major or column-major order. Other views, such as one with reversed rows, can be contiguous in memory too.
 fn is_contiguous<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> bool {
     array.is_standard_layout() || array.t().is_standard_layout()
 }
 
-const THREADS: usize = 256;
 /// For fewer elements, a launch and an allocation take longer than a conversion on the host.
 const DEVICE_LEN_MIN: usize = 1 << 15;

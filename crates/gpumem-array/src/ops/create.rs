@@ -1,10 +1,11 @@
 //! Constructors: ones, the identity, and elements computed by a function.
 
 use crate::array::{GpuArray, UninitArray};
-use crate::element::{Element, Numeric};
+use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::ArrayError;
+use crate::expression::Arithmetic;
 use crate::gpu::Place;
-use crate::kind::Kind;
 use crate::layout::ElementOrder;
 use ndarray::{Array, Dimension, IntoDimension, Ix2, s};
 
@@ -37,7 +38,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
+impl<T: Arithmetic, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array with every element set to one.
     ///
     /// ```
@@ -59,7 +60,7 @@ impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 }
 
-impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
+impl<T: Arithmetic, K: Kind> GpuArray<T, Ix2, K> {
     /// Creates the identity matrix, on the device.
     ///
     /// ```

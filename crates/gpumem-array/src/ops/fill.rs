@@ -5,11 +5,11 @@
 use crate::array::{GpuArray, GpuViewMut, UninitArray, writers};
 use crate::copy::{self, strided};
 use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::ArrayError;
 use crate::gpu::Place;
 use crate::kernel::parameters::PatternBytes;
 use crate::kernel::table::{Kernel, Unit};
-use crate::kind::Kind;
 use crate::launch::OwnLaunch;
 use crate::layout::ElementOrder;
 use crate::layout::plan::{Form, LayoutPlan};

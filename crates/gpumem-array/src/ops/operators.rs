@@ -1,82 +1,113 @@
-//! `+ - * /` and their assigning forms. They panic where the `try_…` methods of the arrays return an error.
+//! `+ - * / %`, their assigning forms, and `-x`. They panic where the `try_…` methods of the arrays return an error.
 //!
 //! The left operand is an array by reference or a view, and the result is a new array. A left operand by value is overwritten if it is in
 //! device memory and has the shape of the result. The right operand is any [`Operand`]. A number can also be the left operand.
 
 use crate::array::{GpuArray, GpuView, GpuViewMut};
-use crate::element::Numeric;
+use crate::element::kind::Kind;
 use crate::error::or_panic;
-use crate::kind::Kind;
-use crate::ops::arithmetic::{
-    ADD, DIV, MUL, SUB, ScalarSide, apply, apply_in_place, apply_owned, scalar, scalar_owned,
-};
-use crate::ops::operand::Operand;
-use core::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Sub, SubAssign};
+use crate::expression::evaluate::evaluate;
+use crate::expression::node::{Binary, Broadcast, Constant, Elements, Together};
+use crate::expression::{Arithmetic, Operand, operation};
+use crate::ops::arithmetic::{apply_owned, scalar_owned};
+use core::marker::PhantomData;
+use core::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Rem, RemAssign, Sub, SubAssign};
 use ndarray::Dimension;
 
 macro_rules! operators {
-    ($($operation:ident: $trait:ident $method:ident $try:ident, $assign_trait:ident $assign:ident $try_assign:ident;)*) => {
+    ($($name:literal $trait:ident $method:ident $try:ident, $assign_trait:ident $assign:ident $try_assign:ident;)*) => {
         $(
             /// # Panics
             ///
             #[doc = concat!("If `", stringify!($try), "` returns an error.")]
-            impl<T: Numeric, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for &GpuArray<T, D, K> {
-                type Output = GpuArray<T, D>;
+            impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for &GpuArray<T, D, K>
+            where
+                D: Broadcast<B::Dim, Dim: Dimension>,
+            {
+                type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
-                fn $method(self, right: B) -> GpuArray<T, D> {
-                    or_panic(apply($operation, &self.view(), &right))
+                fn $method(self, right: B) -> Self::Output {
+                    or_panic(self.$try(right))
                 }
             }
 
             /// # Panics
             ///
             #[doc = concat!("If `", stringify!($try), "` returns an error.")]
-            impl<T: Numeric, D: Dimension, B: Operand<T>> $trait<B> for GpuView<'_, T, D> {
-                type Output = GpuArray<T, D>;
+            impl<T: Arithmetic, D: Dimension, B: Operand<T>> $trait<B> for GpuView<'_, T, D>
+            where
+                D: Broadcast<B::Dim, Dim: Dimension>,
+            {
+                type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
-                fn $method(self, right: B) -> GpuArray<T, D> {
-                    or_panic(apply($operation, &self, &right))
+                fn $method(self, right: B) -> Self::Output {
+                    or_panic(self.$try(right))
                 }
             }
 
             /// # Panics
             ///
             #[doc = concat!("If `", stringify!($try), "` returns an error.")]
-            impl<T: Numeric, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for GpuArray<T, D, K> {
-                type Output = GpuArray<T, D>;
+            impl<T: Arithmetic, D: Dimension, B: Operand<T>> $trait<B> for &GpuView<'_, T, D>
+            where
+                D: Broadcast<B::Dim, Dim: Dimension>,
+            {
+                type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
-                fn $method(self, right: B) -> GpuArray<T, D> {
-                    or_panic(apply_owned($operation, self, &right))
+                fn $method(self, right: B) -> Self::Output {
+                    or_panic(self.$try(right))
+                }
+            }
+
+            /// # Panics
+            ///
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
+            impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for GpuArray<T, D, K>
+            where
+                D: Broadcast<B::Dim, Dim: Dimension>,
+            {
+                type Output = GpuArray<T, Together<D, B::Dim>>;
+                #[track_caller]
+                fn $method(self, right: B) -> Self::Output {
+                    or_panic(apply_owned::<operation::$trait, _, _, _, _>($name, self, &right.into_expression()))
                 }
             }
 
             /// # Panics
             ///
             #[doc = concat!("If `", stringify!($try_assign), "` returns an error.")]
-            impl<T: Numeric, D: Dimension, K: Kind, B: Operand<T>> $assign_trait<B> for GpuArray<T, D, K> {
+            impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $assign_trait<B> for GpuArray<T, D, K>
+            where
+                D: Broadcast<B::Dim>,
+            {
                 #[track_caller]
                 fn $assign(&mut self, right: B) {
-                    or_panic(apply_in_place($operation, &mut self.view_mut(), &right))
+                    or_panic(self.$try_assign(right))
                 }
             }
 
             /// # Panics
             ///
             #[doc = concat!("If `", stringify!($try_assign), "` returns an error.")]
-            impl<T: Numeric, D: Dimension, B: Operand<T>> $assign_trait<B> for GpuViewMut<'_, T, D> {
+            impl<T: Arithmetic, D: Dimension, B: Operand<T>> $assign_trait<B> for GpuViewMut<'_, T, D>
+            where
+                D: Broadcast<B::Dim>,
+            {
                 #[track_caller]
                 fn $assign(&mut self, right: B) {
-                    or_panic(apply_in_place($operation, self, &right))
+                    or_panic(self.$try_assign(right))
                 }
             }
 
-            numbers!($operation: $trait $method; f32, f64, i32, i64);
+            numbers!($name $trait $method; f32, f64, i8, i16, i32, i64, u8, u16, u32, u64);
+            #[cfg(feature = "half")]
+            numbers!($name $trait $method; half::f16, half::bf16);
         )*
     };
 }
 
 macro_rules! numbers {
-    ($operation:ident: $trait:ident $method:ident; $($number:ty),*) => {
+    ($name:literal $trait:ident $method:ident; $($number:ty),*) => {
         $(
             /// # Panics
             ///
@@ -85,7 +116,7 @@ macro_rules! numbers {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: &GpuArray<$number, D, K>) -> GpuArray<$number, D> {
-                    or_panic(scalar($operation, ScalarSide::Left, &right.view(), self))
+                    self.$method(right.view())
                 }
             }
 
@@ -96,7 +127,9 @@ macro_rules! numbers {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: GpuView<'_, $number, D>) -> GpuArray<$number, D> {
-                    or_panic(scalar($operation, ScalarSide::Left, &right, self))
+                    let left = Constant::new(self);
+                    let expression = Binary::<operation::$trait, _, _>(left, Elements(right), PhantomData);
+                    or_panic(evaluate($name, &expression))
                 }
             }
 
@@ -107,7 +140,7 @@ macro_rules! numbers {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: GpuArray<$number, D, K>) -> GpuArray<$number, D> {
-                    or_panic(scalar_owned($operation, self, right))
+                    or_panic(scalar_owned::<operation::$trait, _, _, _>($name, self, right))
                 }
             }
         )*
@@ -115,8 +148,30 @@ macro_rules! numbers {
 }
 
 operators! {
-    ADD: Add add try_add, AddAssign add_assign try_add_assign;
-    SUB: Sub sub try_sub, SubAssign sub_assign try_sub_assign;
-    MUL: Mul mul try_mul, MulAssign mul_assign try_mul_assign;
-    DIV: Div div try_div, DivAssign div_assign try_div_assign;
+    "add" Add add try_add, AddAssign add_assign try_add_assign;
+    "sub" Sub sub try_sub, SubAssign sub_assign try_sub_assign;
+    "mul" Mul mul try_mul, MulAssign mul_assign try_mul_assign;
+    "div" Div div try_div, DivAssign div_assign try_div_assign;
+    "rem" Rem rem try_rem, RemAssign rem_assign try_rem_assign;
+}
+
+macro_rules! opposites {
+    ($([$($parameters:tt)*] $array:ty;)*) => {$(
+        /// # Panics
+        ///
+        /// If `try_neg` returns an error.
+        impl<T: Arithmetic, D: Dimension, $($parameters)*> Neg for $array {
+            type Output = GpuArray<T, D>;
+            #[track_caller]
+            fn neg(self) -> GpuArray<T, D> {
+                or_panic(self.try_neg())
+            }
+        }
+    )*};
+}
+opposites! {
+    [K: Kind] GpuArray<T, D, K>;
+    [K: Kind] &GpuArray<T, D, K>;
+    [] GpuView<'_, T, D>;
+    [] &GpuView<'_, T, D>;
 }

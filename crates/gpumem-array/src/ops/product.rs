@@ -4,13 +4,12 @@
 //! into parts, which a second launch adds.
 
 use crate::array::{GpuArray, GpuView, Vector, readers};
-use crate::element::Numeric;
 use crate::error::ArrayError;
+use crate::expression::Numeric;
 use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout};
-use crate::ops::reduce::reduce;
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
@@ -63,7 +62,7 @@ readers! {
             None => view.to_order(ElementOrder::Row)?.view().dot(&vector),
             Some(Path::One) => {
                 let row = view.reshape(column_count)?;
-                Ok(reduce(gpu, &[&row, &vector], "dot")?.into_shape(1)?)
+                Ok(row.dot(&vector)?.into_shape(1)?)
             }
             Some(Path::Rows { row_step }) => along_rows(view, row_step, &vector, [row_count, column_count]),
             Some(Path::Columns { row_step }) => {
@@ -117,7 +116,7 @@ fn along_rows<T: Numeric>(
         return along_long_rows(matrix, row_step, v, [row_count, column_count]);
     }
     let result = vector::<T>(matrix.gpu(), row_count)?;
-    let launch = warp_a_row(matrix.gpu(), Kernel::RowsWarp(T::TYPE), row_count)?.write(&result);
+    let launch = warp_a_row(matrix.gpu(), Kernel::RowsWarp(T::KERNELS), row_count)?.write(&result);
     let launch = launch.read(matrix).value(row_step).read(v);
     words(launch, [row_count, column_count]).queue("dot")?;
     Ok(result)
@@ -137,7 +136,7 @@ fn along_long_rows<T: Numeric>(
     let parts = column_count.div_ceil(columns_a_part);
     let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
     let grid = [blocks(row_count, 1), parts as u32, 1];
-    let launch = OwnLaunch::new(gpu, Kernel::RowsBlock(T::TYPE), grid, [WIDE, 1, 1])?.write(&partial);
+    let launch = OwnLaunch::new(gpu, Kernel::RowsBlock(T::KERNELS), grid, [WIDE, 1, 1])?.write(&partial);
     let launch = launch.read(matrix).value(row_step).read(v);
     let sum_parts = words(launch, [row_count, column_count, columns_a_part]);
     if parts == 1 {
@@ -145,7 +144,8 @@ fn along_long_rows<T: Numeric>(
         return Ok(partial.into_shape(row_count)?);
     }
     let result = vector::<T>(gpu, row_count)?;
-    let launch = warp_a_row(gpu, Kernel::RowsSum(T::TYPE), row_count)?.write(&result).read(&partial.view());
+    let launch =
+        warp_a_row(gpu, Kernel::RowsSum(T::KERNELS), row_count)?.write(&result).read(&partial.view());
     sum_parts.queue_before(words(launch, [parts, row_count, parts]), "dot")?;
     Ok(result)
 }
@@ -166,7 +166,7 @@ fn along_columns<T: Numeric>(
     let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
     let grid_columns = u32::try_from(column_blocks).map_err(too_many)?;
     let block = [32, ROW_LANES, 1];
-    let launch = OwnLaunch::new(gpu, Kernel::Columns(T::TYPE), [grid_columns, parts as u32, 1], block)?;
+    let launch = OwnLaunch::new(gpu, Kernel::Columns(T::KERNELS), [grid_columns, parts as u32, 1], block)?;
     let launch = launch.write(&partial).read(matrix).value(row_step).read(v);
     let sum_parts = words(launch, [row_count, column_count, rows_a_part]);
     if parts == 1 {
@@ -174,7 +174,7 @@ fn along_columns<T: Numeric>(
         return Ok(partial.into_shape(column_count)?);
     }
     let result = vector::<T>(gpu, column_count)?;
-    let launch = OwnLaunch::new(gpu, Kernel::ColumnsSum(T::TYPE), [grid_columns, 1, 1], block)?;
+    let launch = OwnLaunch::new(gpu, Kernel::ColumnsSum(T::KERNELS), [grid_columns, 1, 1], block)?;
     let launch = launch.write(&result).read(&partial.view());
     sum_parts.queue_before(words(launch, [column_count, parts, column_count, parts]), "dot")?;
     Ok(result)

@@ -2,10 +2,10 @@
 
 use crate::array::{GpuArray, UninitArray};
 use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::ArrayError;
 use crate::gpu::Place;
 use crate::kernel::table::{Kernel, Only};
-use crate::kind::Kind;
 use crate::launch::OwnLaunch;
 use crate::layout::ElementOrder;
 use crate::ops::blocks;

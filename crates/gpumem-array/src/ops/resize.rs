@@ -6,9 +6,9 @@
 use crate::array::foreign::check_runs;
 use crate::array::{AsView, GpuArray};
 use crate::element::Element;
+use crate::element::kind::Kind;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::kind::Kind;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::ArrayStorage;
 use ndarray::{Ix1, s};

@@ -2,7 +2,9 @@
 
 use crate::support::gpu;
 use gpumem_array::ndarray::{Array, Array2, Axis, Dim, Ix2, IxDyn, Slice, Zip, arr0, array, s};
-use gpumem_array::{ArrayError, GpuArray};
+use gpumem_array::pool::{BackendKind, Device, Limit, Pool};
+use gpumem_array::{ArrayError, Gpu, GpuArray};
+use gpumem_sim::SimConfig;
 use proptest::prelude::*;
 
 /// Shapes with zero lengths and lengths of one, up to three axes.
@@ -129,8 +131,11 @@ fn what_does_not_fit_is_refused() {
     let mut one = GpuArray::from_slice(&gpu, &[1]).unwrap();
     assert!(matches!(one.try_add_assign(&three), Err(ArrayError::Shape { .. })), "the left side can't grow");
     let row = GpuArray::from_array(&gpu, &array![[1, 2]]).unwrap();
-    let beyond = two.try_add(&row).unwrap_err();
-    assert!(matches!(beyond, ArrayError::Shape { operation: "add", .. }), "{beyond}");
+    let mut target = two.try_clone().unwrap();
+    assert!(
+        matches!(target.try_add_assign(&row), Err(ArrayError::Shape { operation: "add", .. })),
+        "nor gain axes"
+    );
 }
 
 #[test]
@@ -191,4 +196,46 @@ fn operands_are_broadcast() {
 fn operators_panic_with_the_error() {
     let gpu = gpu();
     let _ = GpuArray::from_slice(&gpu, &[1, 2]).unwrap() + GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();
+}
+
+/// Results have the axes of the operand that has more, as in `ndarray`.
+#[test]
+fn either_operand_may_have_more_axes() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((2, 3), |(i, j)| (3 * i + j) as i32);
+    let (row, one) = (array![10, 20, 30], arr0(100));
+    let matrix = GpuArray::from_array(&gpu, &host).unwrap();
+    let vector = GpuArray::from_array(&gpu, &row).unwrap();
+    let scalar = GpuArray::from_array(&gpu, &one).unwrap();
+    assert_eq!((&vector - &matrix).to_array().unwrap(), &row - &host);
+    assert_eq!((vector.try_clone().unwrap() - matrix.view()).to_array().unwrap(), &row - &host);
+    assert_eq!((scalar - &matrix).to_array().unwrap(), 100 - &host);
+    assert_eq!((matrix.view() % &vector).to_array().unwrap(), &host % &row);
+    assert_eq!((&matrix * vector.lazy().square()).to_array().unwrap(), &host * &row.mapv(|v| v * v));
+    assert_eq!((-matrix.view()).to_array().unwrap(), -&host);
+}
+
+/// A broadcast operand is not copied, and neither is one with gaps: a limit that has room for operands and results is enough.
+#[test]
+fn nothing_is_allocated_but_the_result() {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let pool =
+        Pool::builder(&device).backend(BackendKind::None).hard_limit(Limit::Bytes(4 << 20)).build().unwrap();
+    let gpu = Gpu::new(&pool).unwrap();
+    let peak = || {
+        let status = gpu.pool().status().unwrap();
+        status.in_use_bytes
+    };
+    let mut x = GpuArray::<f32, _>::zeros(&gpu, (512, 512)).unwrap();
+    let column = GpuArray::from_elem(&gpu, (512, 1), 2.0_f32).unwrap();
+    let row = GpuArray::from_elem(&gpu, 512, 3.0_f32).unwrap();
+    let before = peak();
+    x += &row;
+    x.slice_mut(s![1.., 1..]).unwrap().try_mul_assign(0.5).unwrap();
+    assert_eq!(peak(), before);
+    // Two results fill the rest of the limit to within a fourth of one.
+    let difference = &column - &row;
+    let turned = x.t() + &difference;
+    assert_eq!(turned.to_array().unwrap()[[1, 0]], 2.0);
+    assert!(GpuArray::<f32, _>::zeros(&gpu, (512, 512)).is_err());
 }

@@ -15,6 +15,7 @@ mod cudarc;
 mod dlpack;
 mod edges;
 mod elements;
+mod expressions;
 mod foreign;
 mod futures;
 mod graphs;

@@ -3,7 +3,7 @@
 use super::operation::{Node, On, Work};
 use super::values::{Value, calculated};
 use super::views::{LEN_MAX, Look, Slices, Turn, fit, of_twin, of_twin_mut, shape_of, turned, turned_mut};
-use super::world::{Real, Slot, Step, World, turns, with, write_twin_view, write_view};
+use super::world::{Real, Slot, Step, World, in_place, turns, with, write_twin_view, write_view};
 use crate::array::ndarray::{ArrayD, IxDyn, arr0};
 use crate::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GpuGraph, GraphError, GraphScalar, Number, Out};
 use crate::model::operation::Pick;
@@ -279,8 +279,12 @@ fn record<T: Value>(
             view = view.slice_mut(&slices[..])?;
         }
         match numbers.get(*number) {
-            Some(number) => write_view(view, source.as_ref(), work, gpu, number)?,
-            None => write_view(view, source.as_ref(), work, gpu, T::of(0))?,
+            Some(number) => write_view(view, source.as_ref(), work, gpu, &|operation, target| {
+                in_place(operation, target, number)
+            })?,
+            None => write_view(view, source.as_ref(), work, gpu, &|operation, target| {
+                in_place(operation, target, T::of(0))
+            })?,
         }
     }
     let out = match &plan.out {

@@ -3,11 +3,11 @@
 use super::operation::Arithmetic;
 use crate::array::dlpack::DlpackElement;
 use crate::array::ndarray::{ArrayD, IxDyn, Zip};
-use crate::array::{ArrayError, GpuArray, Numeric, Operand, Place, Random, Rng};
+use crate::array::{ArrayError, GpuArray, Numeric, Place, Random, Rng};
 use std::fmt::Debug;
 
 /// An element type of programs.
-pub(super) trait Value: Numeric + Random + DlpackElement + Operand<Self> + PartialEq + Debug {
+pub(super) trait Value: Numeric + Random + DlpackElement + Debug {
     fn of(number: i8) -> Self;
     /// A value whose bytes are all equal.
     fn of_byte(byte: u8) -> Self;

@@ -12,7 +12,7 @@ use super::views::{
 use crate::array::dlpack::{DlpackArray, dlpark};
 use crate::array::ndarray::{self, Array, Array2, ArrayD, ArrayViewMutD, Axis, Ix1, Ix2, IxDyn, arr0};
 use crate::array::{
-    self, ArrayError, Gpu, GpuArray, GpuView, GpuViewMut, Operand, PinnedArray, Rng, UnifiedArray,
+    self, ArrayError, Broadcast, Gpu, GpuArray, GpuView, GpuViewMut, Operand, PinnedArray, Rng, UnifiedArray,
     UninitArray,
 };
 use crate::model::operation::Pick;
@@ -866,16 +866,20 @@ pub(super) fn write_real<T: Value>(
         Work::Number(_, number) => T::of(number.0.cast_signed()),
         _ => T::of(0),
     };
-    write_view(target, parts.source.as_ref(), work, gpu, number)
+    write_view(target, parts.source.as_ref(), work, gpu, &|operation, target| {
+        in_place(operation, target, number)
+    })
 }
 
 /// Queues work on a view.
+///
+/// `in_place_with_number` applies the number of the work.
 pub(super) fn write_view<T: Value>(
     mut target: GpuViewMut<'_, T, IxDyn>,
     source: Option<&GpuView<'_, T, IxDyn>>,
     work: &Work,
     gpu: &Gpu,
-    number: impl Operand<T>,
+    in_place_with_number: InPlace<'_, T>,
 ) -> Result<(), ArrayError> {
     match (work, source) {
         (Work::Fill(value), _) => target.fill(T::of(*value)),
@@ -886,7 +890,7 @@ pub(super) fn write_view<T: Value>(
         (Work::Temporary(operation, _, value), Some(source)) => {
             in_place(*operation, &mut target, source.on(gpu).try_mul(T::of(*value))?)
         }
-        (Work::Number(operation, _), _) => in_place(*operation, &mut target, number),
+        (Work::Number(operation, _), _) => in_place_with_number(*operation, &mut target),
         (Work::Assign(_), Some(source)) => target.assign(source),
         (_, None) => Ok(()),
     }
@@ -937,11 +941,17 @@ pub(super) fn write_twin_view<T: Value>(
     Ok(())
 }
 
-fn in_place<T: Value>(
+/// An operation in place with a given right operand.
+type InPlace<'f, T> = &'f dyn Fn(Arithmetic, &mut GpuViewMut<'_, T, IxDyn>) -> Result<(), ArrayError>;
+
+pub(super) fn in_place<T: Value, B: Operand<T>>(
     operation: Arithmetic,
     target: &mut GpuViewMut<'_, T, IxDyn>,
-    right: impl Operand<T>,
-) -> Result<(), ArrayError> {
+    right: B,
+) -> Result<(), ArrayError>
+where
+    IxDyn: Broadcast<B::Dim>,
+{
     match operation {
         Arithmetic::Add => target.try_add_assign(right),
         Arithmetic::Sub => target.try_sub_assign(right),
@@ -950,11 +960,14 @@ fn in_place<T: Value>(
 }
 
 /// The result of an operation, as a new array.
-pub(super) fn result<T: Value>(
+pub(super) fn result<T: Value, B: Operand<T>>(
     operation: Arithmetic,
     left: &GpuView<'_, T, IxDyn>,
-    right: impl Operand<T>,
-) -> Result<GpuArray<T, IxDyn>, ArrayError> {
+    right: B,
+) -> Result<GpuArray<T, IxDyn>, ArrayError>
+where
+    IxDyn: Broadcast<B::Dim, Dim = IxDyn>,
+{
     match operation {
         Arithmetic::Add => left.try_add(right),
         Arithmetic::Sub => left.try_sub(right),

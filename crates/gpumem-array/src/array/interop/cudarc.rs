@@ -43,9 +43,9 @@
 use crate::array::foreign::{check_runs, lend_to, sealed};
 use crate::array::{AsView, AsViewMut, GpuArray, OnStream, ReadOn, WriteOn};
 use crate::element::Element;
+use crate::element::kind::{self, Kind};
 use crate::error::{ArrayError, GraphError, Rejected};
 use crate::gpu::Gpu;
-use crate::kind::{self, Kind};
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::{Access, ArrayStorage, Use};
 pub use ::cudarc;

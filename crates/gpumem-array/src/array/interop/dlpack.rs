@@ -13,10 +13,10 @@
 
 use crate::array::foreign::lend_to;
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, Vector};
+use crate::element::kind::Kind;
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
 use crate::gpu::Gpu;
-use crate::kind::Kind;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::ArrayStorage;
 use core::marker::PhantomData;

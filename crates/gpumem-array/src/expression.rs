@@ -1,0 +1,75 @@
+//! Expressions of arrays: each is calculated in one kernel, without temporary arrays, and without a compiler of CUDA text.
+//!
+//! An expression is a type ([`Lazy`](node::Lazy) over [`Expression`](node::Expression)s). To evaluate it, its value is recorded on a [`tape`]:
+//! operations in postfix notation, arrays, numbers and shapes. All that follows does not depend on the type. A [`plan`] merges axes and
+//! classifies the arrays; its key finds the kernel. A new kernel's [`text`] is written from the recording by the table of operations
+//! ([`operation`]). The driver compiles it, or the simulator runs it.
+//!
+//! One more operation is a line of the table in `operation.rs`, and a test.
+
+mod convert;
+mod emit;
+pub(crate) mod evaluate;
+mod fold;
+mod functions;
+mod lazy;
+pub(crate) mod node;
+pub(crate) mod operation;
+pub(crate) mod plan;
+pub(crate) mod reduce;
+pub(crate) mod scalar;
+pub(crate) mod tape;
+mod text;
+
+pub use evaluate::{Updated, Updates, update};
+pub use node::{Broadcast, Expression, Lazy, NoAxes, Operand, Together};
+pub use scalar::{Arithmetic, Numeric, Real, Scalar};
+
+use crate::array::{GpuView, readers, writers};
+use crate::error::ArrayError;
+use ndarray::Dimension;
+use node::Elements;
+
+readers! {
+    Scalar;
+
+    /// The elements as an expression.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[0.0_f32, 1.0])?;
+    /// let y = GpuArray::from_slice(&gpu, &[3.0_f32, 4.0])?;
+    /// let z = ((x.lazy() * 2.0 + &y).sqrt() - 1.0).eval()?; // one kernel
+    /// assert_eq!(z.to_vec()?, [3.0_f32.sqrt() - 1.0, 6.0_f32.sqrt() - 1.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    pub fn lazy('v view) -> Lazy<Elements<GpuView<'v, T, D>>> {
+        Lazy(Elements(view.clone()))
+    }
+}
+
+writers! {
+    Scalar;
+
+    /// Calculates an expression into these elements, whose shape it is broadcast to, in one kernel.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::s;
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+    /// let mut y = GpuArray::zeros(&gpu, 4)?;
+    /// y.slice_mut(s![..;2])?.assign_expr(x.lazy() * 10.0)?;
+    /// assert_eq!(y.to_vec()?, [10.0, 0.0, 20.0, 0.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] if the expression cannot be broadcast to the shape; those of [`Lazy::eval`].
+    pub fn assign_expr<E: Expression<Elem = T>>(&mut self, expression: Lazy<E>) -> Result<(), ArrayError> {
+        (expression,).write("assign_expr", (self,))
+    }
+}

@@ -1,0 +1,174 @@
+//! The operators and methods of [`Lazy`] that are not in the table of operations.
+
+use crate::array::GpuArray;
+use crate::error::ArrayError;
+use crate::expression::evaluate::evaluate;
+use crate::expression::node::{
+    Binary, Broadcast, Calculation, Constant, Converted, Expression, Inserted, Lazy, NoAxes, Operand,
+    Ternary, Together, Unary,
+};
+use crate::expression::operation::{self, Clamp, Fma, Powi, Select};
+use crate::expression::scalar::Scalar;
+use crate::expression::tape::EXPRESSION;
+use core::marker::PhantomData;
+use ndarray::{Axis, Dimension};
+
+macro_rules! operators {
+    ($($trait:ident $method:ident;)*) => {$(
+        impl<E: Expression, R: Operand<E::Elem>> core::ops::$trait<R> for Lazy<E>
+        where
+            operation::$trait: Calculation<E::Elem>,
+            E::Dim: Broadcast<R::Dim>,
+        {
+            type Output = Lazy<Binary<operation::$trait, E, R::Expression>>;
+            fn $method(self, right: R) -> Self::Output {
+                Lazy(Binary(self.0, right.into_expression(), PhantomData))
+            }
+        }
+
+        impl<'e, E: Expression, R: Operand<E::Elem>> core::ops::$trait<R> for &'e Lazy<E>
+        where
+            operation::$trait: Calculation<E::Elem>,
+            E::Dim: Broadcast<R::Dim>,
+        {
+            type Output = Lazy<Binary<operation::$trait, &'e E, R::Expression>>;
+            fn $method(self, right: R) -> Self::Output {
+                Lazy(Binary(&self.0, right.into_expression(), PhantomData))
+            }
+        }
+
+        operators!(@ $trait $method; f32 f64 i8 i16 i32 i64 u8 u16 u32 u64);
+        #[cfg(feature = "half")]
+        operators!(@ $trait $method; half::f16 half::bf16);
+    )*};
+    (@ $trait:ident $method:ident; $($number:ty)*) => {$(
+        impl<E: Expression<Elem = $number>> core::ops::$trait<Lazy<E>> for $number {
+            type Output = Lazy<Binary<operation::$trait, Constant<$number>, E>>;
+            fn $method(self, right: Lazy<E>) -> Self::Output {
+                Lazy(Binary(Constant::new(self), right.0, PhantomData))
+            }
+        }
+    )*};
+}
+operators! {
+    Add add;
+    Sub sub;
+    Mul mul;
+    Div div;
+    Rem rem;
+}
+
+impl<E: Expression> core::ops::Neg for Lazy<E>
+where
+    operation::Neg: Calculation<E::Elem>,
+{
+    type Output = Lazy<Unary<operation::Neg, E>>;
+    fn neg(self) -> Self::Output {
+        Lazy(Unary(self.0, PhantomData))
+    }
+}
+
+impl<E: Expression<Elem = bool>> core::ops::Not for Lazy<E> {
+    type Output = Lazy<Unary<operation::Not, E>>;
+    fn not(self) -> Self::Output {
+        Lazy(Unary(self.0, PhantomData))
+    }
+}
+
+impl<E: Expression> Lazy<E> {
+    /// A whole power, by products in the order of the bits of `n`.
+    pub fn powi(self, n: i32) -> Lazy<Binary<Powi, E, Constant<i32>>>
+    where
+        Powi: Calculation<E::Elem>,
+        E::Dim: Broadcast<NoAxes>,
+    {
+        Lazy(Binary(self.0, Constant::new(n), PhantomData))
+    }
+
+    /// `self * factor + addend`, rounded once.
+    pub fn mul_add<B, C>(self, factor: B, addend: C) -> Lazy<Ternary<Fma, E, B::Expression, C::Expression>>
+    where
+        B: Operand<E::Elem>,
+        C: Operand<E::Elem>,
+        Fma: Calculation<E::Elem>,
+        B::Dim: Broadcast<C::Dim>,
+        E::Dim: Broadcast<Together<B::Dim, C::Dim>>,
+    {
+        Lazy(Ternary(self.0, factor.into_expression(), addend.into_expression(), PhantomData))
+    }
+
+    /// The values between two others: those outside become the nearer one. NaN stays NaN.
+    pub fn clamp<B, C>(self, low: B, high: C) -> Lazy<Ternary<Clamp, E, B::Expression, C::Expression>>
+    where
+        B: Operand<E::Elem>,
+        C: Operand<E::Elem>,
+        Clamp: Calculation<E::Elem>,
+        B::Dim: Broadcast<C::Dim>,
+        E::Dim: Broadcast<Together<B::Dim, C::Dim>>,
+    {
+        Lazy(Ternary(self.0, low.into_expression(), high.into_expression(), PhantomData))
+    }
+
+    /// `a` where this is true, otherwise `b`.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[-1.0_f32, 2.0])?;
+    /// assert_eq!(x.lazy().gt(0.0).select(&x, 0.0).eval()?.to_vec()?, [0.0, 2.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    pub fn select<T, B, C>(self, a: B, b: C) -> Lazy<Ternary<Select, E, B::Expression, C::Expression>>
+    where
+        E: Expression<Elem = bool>,
+        T: Scalar,
+        B: Operand<T>,
+        C: Operand<T>,
+        B::Dim: Broadcast<C::Dim>,
+        E::Dim: Broadcast<Together<B::Dim, C::Dim>>,
+    {
+        Lazy(Ternary(self.0, a.into_expression(), b.into_expression(), PhantomData))
+    }
+
+    /// The values as another type, as `as` converts them: floating-point numbers become the nearest ones or saturate, integers wrap, NaN
+    /// becomes zero as an integer, and as `bool` all but zero is true.
+    pub fn cast<U: Scalar>(self) -> Lazy<Converted<U, E>> {
+        Lazy(Converted(self.0, PhantomData))
+    }
+
+    /// A new axis of length 1 before an axis, or last. Lengths of 1 are broadcast.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{Axis, array}};
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// let y = GpuArray::from_slice(&gpu, &[10, 20])?;
+    /// let sums = y.lazy().insert_axis(Axis(1)) + &x;
+    /// assert_eq!(sums.eval()?.to_array()?, array![[11, 12, 13], [21, 22, 23]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn insert_axis(self, axis: Axis) -> Lazy<Inserted<E>> {
+        Lazy(Inserted { operand: self.0, axis: axis.0 })
+    }
+
+    /// Calculates the values in one kernel, on the `Gpu` of the first array. The result is in device memory, in the order of the first array
+    /// that has its shape, if that is contiguous.
+    ///
+    /// The kernel's text is written from the expression's type and the layouts of its arrays. The first use of each on a device compiles it,
+    /// which takes some hundredths of a second on a GPU whose driver does not have it on disk yet.
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape.
+    /// - [`ArrayError::TooManyArguments`] if there are more arrays, numbers or axes than a launch can have.
+    /// - [`ArrayError::NoPeerAccess`] if an array is on another device than the first, without a link to it.
+    /// - [`ArrayError::WrongDevice`] if an array belongs to another driver.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    pub fn eval(&self) -> Result<GpuArray<E::Elem, E::Dim>, ArrayError>
+    where
+        E::Dim: Dimension,
+    {
+        evaluate(EXPRESSION, &self.0)
+    }
+}

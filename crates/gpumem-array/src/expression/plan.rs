@@ -1,0 +1,322 @@
+//! [`KernelPlan`]: what the text of a kernel depends on, and the words that its launch passes.
+//!
+//! Axes that are one in every array are merged. How each array is passed through along the fastest axis is part of the text; lengths and
+//! strides are words.
+
+use crate::element::ScalarType;
+use crate::error::ArrayError;
+use crate::expression::tape::{ArgumentIndex, CAST, ELEMENT, LeafElement, NUMBER, Notes};
+use crate::kernel::ARGUMENTS_MAX;
+
+/// The plan of a launch. A thread's launches reuse its memory.
+#[derive(Debug, Default)]
+pub(crate) struct KernelPlan {
+    /// Targets, then the elements that are read, each once.
+    pub(crate) columns: Vec<PlannedColumn>,
+    pub(crate) target_count: usize,
+    /// The arguments that are addresses.
+    pub(crate) argument_count: usize,
+    /// The operations, with columns for elements.
+    pub(crate) tokens: Vec<u8>,
+    /// The merged axes, from the fastest to the slowest. Those that are reduced come first.
+    pub(crate) lens: Vec<usize>,
+    pub(crate) reduced_count: usize,
+    /// The strides of the merged axes in bytes: by axis, then by column.
+    strides: Vec<isize>,
+    /// The elements that a thread takes at once.
+    pub(crate) lanes: usize,
+    /// True if indices need 64 bits.
+    pub(crate) is_wide: bool,
+    /// What a launch passes.
+    pub(crate) words: Vec<u64>,
+    /// The index of the first number in the words.
+    pub(crate) first_number: usize,
+    /// All that the text depends on, as bytes.
+    pub(crate) key: Vec<u8>,
+    /// The column of each element.
+    places: Vec<u8>,
+    /// The strides before the axes are merged: by column, then by axis.
+    unmerged: Vec<isize>,
+    order: Vec<usize>,
+}
+
+/// An array that a kernel passes through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedColumn {
+    pub(crate) argument: usize,
+    pub(crate) of: ScalarType,
+    pub(crate) steps: Steps,
+    address: u64,
+}
+
+/// How an array is passed through along the fastest axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Steps {
+    /// One element after the other.
+    Unit,
+    /// The same element.
+    Same,
+    /// The same element along every axis.
+    Constant,
+    Any,
+}
+
+impl KernelPlan {
+    /// Plans an element-wise kernel for elements of this shape.
+    pub(crate) fn each(&mut self, notes: &Notes, shape: &[usize]) -> Result<(), ArrayError> {
+        self.begin(notes, shape, true)?;
+        let Self { order, unmerged, .. } = self;
+        order.clear();
+        order.extend((0..shape.len()).filter(|axis| shape[*axis] > 1));
+        // Along the memory of the first target.
+        order.sort_by_key(|axis| {
+            core::cmp::Reverse(unmerged.get(*axis).map_or(0, |stride| stride.unsigned_abs()))
+        });
+        self.lens.clear();
+        self.strides.clear();
+        self.merge_after(shape, 0);
+        self.reduced_count = 0;
+        self.classify();
+        self.lanes = self.lanes();
+        let len: usize = self.lens.iter().product();
+        self.is_wide = len > NARROW_MAX;
+        self.words.clear();
+        self.words.push(len as u64);
+        self.push_axes(self.lanes);
+        self.end(notes, &[0]);
+        Ok(())
+    }
+
+    /// Plans a reduction along some axes of elements of this shape. `is_ordered` keeps the order of the elements in the shape.
+    pub(crate) fn reduction(
+        &mut self,
+        notes: &Notes,
+        shape: &[usize],
+        is_reduced: impl Fn(usize) -> bool,
+        is_ordered: bool,
+    ) -> Result<(), ArrayError> {
+        self.begin(notes, shape, false)?;
+        self.lens.clear();
+        self.strides.clear();
+        for wanted in [true, false] {
+            let Self { order, unmerged, .. } = self;
+            order.clear();
+            order.extend((0..shape.len()).filter(|axis| shape[*axis] > 1 && is_reduced(*axis) == wanted));
+            if wanted && !is_ordered {
+                let slowest = |axis: &usize| unmerged.get(*axis).map_or(0, |stride| stride.unsigned_abs());
+                order.sort_by_key(|axis| core::cmp::Reverse(slowest(axis)));
+            }
+            let first = self.lens.len();
+            self.merge_after(shape, first);
+            if wanted {
+                self.reduced_count = self.lens.len();
+            }
+        }
+        self.classify();
+        Ok(())
+    }
+
+    /// Columns for all elements.
+    fn begin(&mut self, notes: &Notes, shape: &[usize], has_targets: bool) -> Result<(), ArrayError> {
+        if notes.is_too_large() {
+            return Err(ArrayError::TooManyArguments {
+                limit: ARGUMENTS_MAX,
+                limit_bytes: 8 * ARGUMENTS_MAX,
+            });
+        }
+        self.columns.clear();
+        self.unmerged.clear();
+        self.places.clear();
+        let array_count = notes.array_count();
+        let targets = if has_targets { notes.targets() } else { &[] };
+        targets.iter().for_each(|target| {
+            self.column(target, shape, array_count);
+        });
+        self.target_count = targets.len();
+        self.argument_count = array_count + targets.len();
+        for element in notes.elements() {
+            let column = self.column(element, shape, array_count);
+            self.places.push(column as u8);
+        }
+        Ok(())
+    }
+
+    /// The column of an element, which is new unless a column has the same elements.
+    fn column(&mut self, element: &LeafElement, shape: &[usize], array_count: usize) -> usize {
+        let (count, first) = (shape.len(), self.unmerged.len());
+        for (from_last, len) in shape.iter().rev().enumerate().rev() {
+            // Missing axes are broadcast, and so are those of length 1.
+            let axis = element.axes.len().checked_sub(from_last + 1).map(|axis| element.axes[axis]);
+            let stride = axis.filter(|(own, _)| own == len && *len != 1).map_or(0, |(_, stride)| stride);
+            self.unmerged.push(stride);
+        }
+        let argument = match element.argument {
+            ArgumentIndex::Array(index) => usize::from(index),
+            ArgumentIndex::Target(index) => array_count + usize::from(index),
+            ArgumentIndex::None => 0,
+        };
+        let (known, new) = self.unmerged.split_at(first);
+        let is_same = |(index, column): &(usize, &PlannedColumn)| {
+            column.argument == argument && known[index * count..(index + 1) * count] == *new
+        };
+        if let Some((index, _)) = self.columns.iter().enumerate().find(is_same) {
+            self.unmerged.truncate(first);
+            return index;
+        }
+        let of = element.of.unwrap_or(ScalarType::F32);
+        self.columns.push(PlannedColumn { argument, of, steps: Steps::Any, address: element.address });
+        self.columns.len() - 1
+    }
+
+    /// Appends the axes in [`KernelPlan::order`], which has the slowest first.
+    fn merge_after(&mut self, shape: &[usize], first: usize) {
+        let (count, width) = (shape.len(), self.columns.len());
+        let Self { unmerged, strides, lens, order, .. } = self;
+        for axis in order.iter().rev() {
+            let stride = |column: usize| unmerged[column * count + axis];
+            if lens.len() > first
+                && let Some(last) = lens.last_mut()
+            {
+                let fast = &strides[strides.len() - width..];
+                let len = last.cast_signed();
+                if fast.iter().enumerate().all(|(column, fast)| fast * len == stride(column)) {
+                    *last *= shape[*axis];
+                    continue;
+                }
+            }
+            lens.push(shape[*axis]);
+            strides.extend((0..width).map(stride));
+        }
+        if lens.len() == first {
+            lens.push(1);
+            strides.extend((0..width).map(|_| 0));
+        }
+    }
+
+    pub(crate) fn stride(&self, axis: usize, column: usize) -> isize {
+        self.strides[axis * self.columns.len() + column]
+    }
+
+    fn classify(&mut self) {
+        for index in 0..self.columns.len() {
+            let of = self.columns[index].of;
+            let is_constant = (0..self.lens.len()).all(|axis| self.stride(axis, index) == 0);
+            self.columns[index].steps = match self.stride(0, index) {
+                _ if is_constant => Steps::Constant,
+                0 => Steps::Same,
+                stride if stride == of.size().cast_signed() => Steps::Unit,
+                _ => Steps::Any,
+            };
+        }
+    }
+
+    /// The elements that a thread can load at once: they are aligned, and rows have whole groups of them.
+    fn lanes(&self) -> usize {
+        let size = self.columns.iter().map(|column| column.of.size()).max().unwrap_or(16);
+        let fits = |lanes: &usize| {
+            lanes * size <= 16
+                && self.lens[0] >= *lanes
+                && (self.lens.len() == 1 || self.lens[0].is_multiple_of(*lanes))
+                && (0..self.columns.len()).all(|column| self.has_groups(column, *lanes))
+        };
+        let has_unit = self.columns.iter().any(|column| column.steps == Steps::Unit);
+        [4, 2].into_iter().filter(|_| has_unit).find(fits).unwrap_or(1)
+    }
+
+    /// True if groups of elements of a column are one element, or can be loaded at once.
+    pub(crate) fn has_groups(&self, index: usize, lanes: usize) -> bool {
+        let PlannedColumn { of, steps, address, .. } = self.columns[index];
+        let bytes = lanes * of.size();
+        match steps {
+            Steps::Same | Steps::Constant => true,
+            Steps::Any => false,
+            Steps::Unit => {
+                let is_multiple = |axis: usize| self.stride(axis, index) % bytes.cast_signed() == 0;
+                address.is_multiple_of(bytes as u64) && (1..self.lens.len()).all(is_multiple)
+            }
+        }
+    }
+
+    /// Adds the words of the axes: what an index is divided by, and the strides of the columns.
+    pub(crate) fn push_axes(&mut self, lanes: usize) {
+        let width = self.columns.len();
+        for axis in 0..self.lens.len() {
+            let by = if axis == 0 { self.lens[0].div_ceil(lanes) } else { self.lens[axis] } as u64;
+            self.words.push(by);
+            self.words.push(reciprocal(by));
+            for column in 0..width {
+                self.words.push(self.stride(axis, column) as u64);
+            }
+        }
+    }
+
+    /// Ends the words with the numbers, and writes the key.
+    pub(crate) fn end(&mut self, notes: &Notes, kind: &[u8]) {
+        self.first_number = self.words.len();
+        self.words.extend(notes.numbers.iter().map(|number| number.bits));
+        self.tokens.clear();
+        let mut tokens = notes.tokens.iter().copied();
+        while let Some(token) = tokens.next() {
+            self.tokens.push(token);
+            let operands = match token {
+                ELEMENT | CAST => 1,
+                NUMBER => 2,
+                _ => 0,
+            };
+            for operand in tokens.by_ref().take(operands) {
+                let place = self.places.get(usize::from(operand)).copied();
+                self.tokens.push(if token == ELEMENT { place.unwrap_or_default() } else { operand });
+            }
+        }
+        self.key.clear();
+        self.key.extend(kind);
+        let counts = [
+            self.target_count,
+            self.argument_count,
+            self.columns.len(),
+            self.lens.len(),
+            self.reduced_count,
+            self.lanes,
+            usize::from(self.is_wide),
+            notes.numbers.len(),
+        ];
+        self.key.extend(counts.map(|count| count as u8));
+        for index in 0..self.columns.len() {
+            let PlannedColumn { argument, of, steps, .. } = self.columns[index];
+            let is_grouped = self.lanes > 1 && self.has_groups(index, self.lanes);
+            self.key.extend([argument as u8, of as u8, steps as u8, u8::from(is_grouped)]);
+        }
+        self.key.extend(&self.tokens);
+    }
+}
+
+/// Multiplies an index instead of dividing it: `n / by` is `((n * low half) >> 32) + n) >> high half`, for `n` up to [`NARROW_MAX`].
+fn reciprocal(by: u64) -> u64 {
+    if by == 0 || by > NARROW_MAX as u64 {
+        return 0;
+    }
+    let shift = u64::from(64 - (by - 1).leading_zeros());
+    let factor = ((1_u64 << 32) * ((1 << shift) - by)) / by + 1;
+    factor & 0xFFFF_FFFF | shift << 32
+}
+
+/// The largest index that is divided with 32 bits.
+pub(crate) const NARROW_MAX: usize = i32::MAX as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_reciprocal_divides(n in 0..=NARROW_MAX as u64, by in prop_oneof![1..70_u64, 1..=NARROW_MAX as u64]) {
+            let word = reciprocal(by);
+            let (factor, shift) = (word & 0xFFFF_FFFF, word >> 32);
+            let sum = ((n * factor) >> 32) + n;
+            prop_assert!(sum <= u64::from(u32::MAX));
+            prop_assert_eq!(sum >> shift, n / by);
+        }
+    }
+}
