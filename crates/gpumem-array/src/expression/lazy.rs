@@ -156,7 +156,7 @@ impl<E: Expression> Lazy<E> {
     /// that has its shape, if that is contiguous.
     ///
     /// The kernel's text is written from the expression's type and the layouts of its arrays. The first use of each on a device compiles it,
-    /// which takes some hundredths of a second on a GPU whose driver does not have it on disk yet.
+    /// which takes some hundredths of a second on a GPU whose driver does not have it on disk yet, and may wait for work on the device.
     ///
     /// # Errors
     ///
