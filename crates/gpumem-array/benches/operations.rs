@@ -8,7 +8,7 @@
 use gpumem_array::ndarray::{Axis, Ix1, Ix2, Slice};
 use gpumem_array::pool::sys::DriverKind;
 use gpumem_array::pool::{Device, Event, Pool};
-use gpumem_array::{ArrayError, Gpu, GpuArray};
+use gpumem_array::{ArrayError, Gpu, GpuArray, update};
 use std::error::Error;
 use std::time::Instant;
 
@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     main_job(&Bench { gpu: &gpu, rounds })?;
     large(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
+    expressions(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
     crossing(&Bench { gpu: &gpu, rounds })
 }
 
@@ -76,6 +77,48 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let u = GpuArray::from_elem(gpu, 16, 1.0_f32)?;
     bench.run("x · v, 16 × large", n * 4, |_| wide.dot(&v).map(drop))?;
     bench.run("xᵀ · u, 16 × large", n * 4, |_| wide.t().dot(&u).map(drop))?;
+    Ok(())
+}
+
+/// Expressions, beside a copy that moves as many bytes in each direction as the first ones read from one array and write.
+fn expressions(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
+    let gpu = bench.gpu;
+    let n = if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { 1 << 16 };
+    let a = GpuArray::from_elem(gpu, n, 0.5_f32)?;
+    let b = GpuArray::from_elem(gpu, n, 0.25_f32)?;
+    let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
+    bench.run("copy", n * 8, |_| c.assign(&a))?;
+    bench.run("(a * 2 + b) * 0.5 - a", n * 12, |_| c.assign_expr((a.lazy() * 2.0 + &b) * 0.5 - &a))?;
+    bench.run("max(a * exp(b * 0.1) - 0.6, 0)", n * 12, |_| {
+        c.assign_expr((a.lazy() * (b.lazy() * 0.1).exp() - 0.6).max(0.0))
+    })?;
+    bench.run("tanh(a) * ln(b + 1)", n * 12, |_| c.assign_expr(a.lazy().tanh() * (b.lazy() + 1.0).ln()))?;
+    bench.run("a if a > b, otherwise 0", n * 12, |_| c.assign_expr(a.lazy().gt(&b).select(&a, 0.0)))?;
+    let (mut m, mut v) = (GpuArray::<f32, Ix1>::zeros(gpu, n)?, GpuArray::<f32, Ix1>::zeros(gpu, n)?);
+    bench.run("Adam, three arrays", n * 28, |_| {
+        update((&mut c, &mut m, &mut v), |(x, m, v)| {
+            let m = m * 0.9 + a.lazy() * 0.1;
+            let v = v * 0.999 + a.lazy().square() * 0.001;
+            (x - m * 0.01 / (v.sqrt() + 1e-8), m, v)
+        })
+    })?;
+    let (x, y) = (a.into_shape((n / 1024, 1024))?, b.into_shape((n / 1024, 1024))?);
+    bench.run("sums of exp(x), rows", n * 4, |_| x.lazy().exp().sum_axis(Axis(1)).map(drop))?;
+    bench.run("sums of x, columns", n * 4, |_| x.lazy().sum_axis(Axis(0)).map(drop))?;
+    bench.run("argmin of x", n * 4, |_| x.lazy().argmin().map(drop))?;
+    let mut z: GpuArray<f32, Ix2> = c.into_shape((n / 1024, 1024))?;
+    let (column, row) =
+        (x.slice_axis(Axis(1), Slice::from(0..1))?, y.slice_axis(Axis(0), Slice::from(0..1))?);
+    bench.run("column - row", n * 4, |_| z.assign_expr(column.lazy() - row.lazy()))?;
+    bench.run("z += row", n * 8, |_| z.try_add_assign(&row))?;
+    let square = (n as f64).sqrt() as usize;
+    let wide = x.slice_axis(Axis(0), Slice::from(0..(square * square / 1024) as isize))?.to_owned()?;
+    let wide: GpuArray<f32, Ix2> = wide.into_shape((square, square))?;
+    let mut sums = GpuArray::<f32, Ix2>::zeros(gpu, (square, square))?;
+    bench.run("x + x.t()", n * 12, |_| sums.assign_expr(wide.lazy() + wide.t().lazy()))?;
+    let small = GpuArray::from_elem(gpu, 1024, 0.5_f32)?;
+    let mut to = GpuArray::<f32, Ix1>::zeros(gpu, 1024)?;
+    bench.run("s * 2 + s, 1024", 0, |_| to.assign_expr(small.lazy() * 2.0 + &small))?;
     Ok(())
 }
 
