@@ -87,7 +87,7 @@ def cupy_works():
             a, c, m, v,
         ),
         "sums of exp(x), rows": lambda: cupy.ReductionKernel(
-            "T x", "T y", "exp(x)", "a + b", "y = a", "0", "exp_sum"
+            "T value", "T sum", "exp(value)", "a + b", "sum = a", "0", "exp_sum"
         )(x, axis=1),
         "sums of x, columns": lambda: x.sum(axis=0),
         "argmin of x": lambda: x.argmin(),
@@ -116,7 +116,7 @@ def main():
     peers = {name: [bytes_ * N / milliseconds(work) / 1e6] for name, (bytes_, work) in torch_works().items()}
     torch.cuda.empty_cache()
     if cupy is not None:
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
         sizes = {name: bytes_ for name, (bytes_, _) in torch_works().items()}
         torch.cuda.empty_cache()
         with stream:
