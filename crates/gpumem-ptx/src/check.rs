@@ -64,8 +64,8 @@ pub(crate) struct Noted {
 }
 
 impl Noted {
-    /// The parts of a read, each of which is unwritten if no byte of it was written. Compilers copy structures in words, of 8 bytes or of
-    /// an element of at least 4, and read what lies between the members with them.
+    /// Divides a read into units. A unit counts as unwritten if none of its bytes was written: compilers copy structures by words of 8 bytes,
+    /// or by elements of at least 4, and so read the padding between the members.
     fn units(&self, address: u64) -> impl Iterator<Item = Range<u64>> {
         let (start, end) = (address, address.saturating_add(self.size_bytes));
         let element_bytes = u64::from(self.element_bytes);
@@ -144,7 +144,7 @@ struct Scoped {
     block: Known,
 }
 
-/// What a strong read learns: from writes for the device, and from those of each block if the read is the block's.
+/// The times that strong writes have published: to the whole device, and to each block alone.
 #[derive(Clone, Default)]
 struct Released {
     device: Known,
@@ -296,7 +296,7 @@ impl Scoped {
 }
 
 impl Released {
-    /// What a read of a thread of a block learns.
+    /// The times that a strong read by a thread of this block acquires.
     fn known_to(&self, block: u64, scope: Scope) -> Scoped {
         let device = if scope == Scope::Device { self.device.clone() } else { None };
         Scoped { device, block: self.blocks.get(&block).cloned().flatten() }

@@ -165,7 +165,7 @@ pub(crate) struct Access {
 pub(crate) struct Order {
     /// It is atomic or not weak.
     pub(crate) is_strong: bool,
-    /// What it reads is ordered before what follows it, without a fence.
+    /// It orders the accesses that follow it behind the write that it reads, without a fence.
     pub(crate) is_acquire: bool,
     /// It releases what came before it without a fence.
     pub(crate) is_release: bool,

@@ -8,12 +8,14 @@ use crate::expression::scalar::Scalar;
 use crate::expression::tape::{EXPRESSION, Notes, Tape};
 use crate::expression::text::{self, NAME, THREADS};
 use crate::gpu::Gpu;
+use crate::launch::OwnArguments;
 use crate::layout::{ElementOrder, Layout};
+use crate::storage::Use;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use ndarray::Dimension;
 
-/// What recordings and plans of a thread are written to.
+/// The memory of a thread's recordings and plans, which its later expressions reuse.
 #[derive(Default)]
 pub(crate) struct ExpressionMemory {
     pub(crate) notes: Notes,
@@ -43,36 +45,34 @@ pub(crate) fn evaluate<E: Expression<Dim: Dimension>>(
         let gpu = tape.gpu.ok_or_else(without_arrays)?;
         let result =
             GpuArray::<E::Elem, E::Dim>::unwritten(gpu, result_layout(&tape, size_of::<E::Elem>())?)?;
-        queue_into(gpu, tape, plan, &result)?;
+        if !result.is_empty() {
+            tape.target(E::Elem::TYPE, NEW_ARRAY, axes(&result.view()));
+            queue_recorded(gpu, tape, plan, (result.writes(), result.address()))?;
+        }
         Ok(result)
     })
 }
 
-/// Queues the kernel that writes a recorded expression to all elements of a new array.
-fn queue_into<T: Scalar, D: Dimension, K: crate::element::kind::Kind>(
-    gpu: &Gpu,
-    mut tape: Tape<'_, '_>,
+/// Stands for the address of a new array as a target: a plan depends on its alignment alone, and every allocation is aligned to 256 bytes.
+pub(crate) const NEW_ARRAY: u64 = 0;
+
+/// Queues the kernel of a recorded expression, which writes the one target of the tape.
+pub(crate) fn queue_recorded<'a>(
+    gpu: &'a Gpu,
+    tape: Tape<'a, '_>,
     plan: &mut KernelPlan,
-    result: &GpuArray<T, D, K>,
+    target: (Use<'a>, u64),
 ) -> Result<(), ArrayError> {
-    if result.is_empty() {
-        return Ok(());
-    }
-    // Every allocation is aligned to 256 bytes.
-    tape.target(T::TYPE, 0, axes(&result.view()));
     let operation = tape.operation();
     let Tape { mut arguments, notes, .. } = tape;
-    arguments.array((result.writes(), result.address()));
-    let shape = core::mem::take(&mut notes.shapes);
-    let planned = plan.each(notes, &shape);
-    notes.shapes = shape;
-    planned?;
+    arguments.array(target);
+    plan.each(notes, &notes.shapes)?;
     queue_each(gpu, arguments, plan, operation)
 }
 
-pub(crate) fn queue_each<'a>(
+fn queue_each<'a>(
     gpu: &'a Gpu,
-    arguments: crate::launch::OwnArguments<'a>,
+    arguments: OwnArguments<'a>,
     plan: &KernelPlan,
     operation: &'static str,
 ) -> Result<(), ArrayError> {

@@ -16,7 +16,7 @@ pub(crate) const GROUP: usize = 4;
 /// The index of the first word of the axes.
 pub(crate) const FIRST_AXIS: usize = 5;
 
-/// What a reduction does with its elements.
+/// How a reduction merges its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Fold {

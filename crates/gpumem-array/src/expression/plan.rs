@@ -27,7 +27,7 @@ pub(crate) struct KernelPlan {
     pub(crate) lanes: usize,
     /// True if indices need 64 bits.
     pub(crate) is_wide: bool,
-    /// What a launch passes.
+    /// The words that a launch passes as the parameter of its kernel.
     pub(crate) words: Vec<u64>,
     /// The index of the first number in the words.
     pub(crate) first_number: usize,
@@ -55,9 +55,9 @@ pub(crate) struct PlannedColumn {
 pub(crate) enum Steps {
     /// One element after the other.
     Unit,
-    /// The same element.
+    /// The same element along the fastest axis.
     Same,
-    /// The same element along every axis.
+    /// One element for all indices.
     Constant,
     Any,
 }

@@ -38,7 +38,7 @@ struct Division {
 }
 
 impl Division {
-    /// Of a planned reduction. Without `can_split` each output has one part.
+    /// Divides the elements of a planned reduction. Without `can_split`, each output has one part.
     fn of(plan: &KernelPlan, can_split: bool) -> Self {
         let inner: usize = plan.lens[..plan.reduced_count].iter().product();
         let outputs: usize = plan.lens[plan.reduced_count..].iter().product();

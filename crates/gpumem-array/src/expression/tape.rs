@@ -30,7 +30,7 @@ pub struct Tape<'v, 'n> {
     operation: &'static str,
 }
 
-/// What a [`Tape`] has, apart from what is borrowed.
+/// The parts of a [`Tape`] that borrow no array.
 #[derive(Default)]
 pub(crate) struct Notes {
     pub(crate) tokens: Vec<u8>,
@@ -68,7 +68,7 @@ pub(crate) enum ArgumentIndex {
 struct RecordedArray {
     of: ScalarType,
     address: u64,
-    /// What the launch uses, which another view of this address may differ in.
+    /// The bytes that the launch uses. Another view with the same address may use other bytes.
     bytes: ByteSpan,
 }
 

@@ -6,7 +6,7 @@ use crate::copy::{converted, upload_cast};
 use crate::element::kind::{self, Kind};
 use crate::element::{Cast, CastNumbers, Element, ScalarType};
 use crate::error::ArrayError;
-use crate::expression::evaluate::{ExpressionMemory, queue_each, with_memory};
+use crate::expression::evaluate::{ExpressionMemory, NEW_ARRAY, queue_recorded, with_memory};
 use crate::expression::tape::{CAST, Tape};
 use crate::gpu::Place;
 use crate::layout::{ElementOrder, Layout};
@@ -165,14 +165,8 @@ fn converted_at<T: Cast<U>, U: Element, D: Dimension, P: Place + ?Sized>(
         tape.array(from, gpu, view.reads(), view.address(), numbers(view.layout(), from, lanes));
         tape.token(CAST);
         tape.token(to as u8);
-        tape.target(to, 0, numbers(result.layout(), to, lanes));
-        let Tape { mut arguments, notes, .. } = tape;
-        arguments.array((result.writes(), result.address()));
-        let shape = core::mem::take(&mut notes.shapes);
-        let planned = plan.each(notes, &shape);
-        notes.shapes = shape;
-        planned?;
-        queue_each(gpu, arguments, plan, "cast")
+        tape.target(to, NEW_ARRAY, numbers(result.layout(), to, lanes));
+        queue_recorded(gpu, tape, plan, (result.writes(), result.address()))
     })?;
     Ok(result)
 }
