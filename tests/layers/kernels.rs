@@ -1,11 +1,11 @@
 //! Every kernel of `gpumem-array` against arithmetic on the host: on the simulator, and on a GPU and the simulator beside it.
 
 use gpumem_adapt::array::bytemuck;
-use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Slice, s};
+use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, Slice, s};
 use gpumem_adapt::array::pool::sys::types::{CUfunction, CUmodule, CUresult};
 use gpumem_adapt::array::pool::sys::{Driver, DriverKind, Table};
 use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Numeric, Rng};
+use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Indices, Numeric, Rng};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::harness::is_thorough;
@@ -418,6 +418,119 @@ cases! {
         }
     }
 
+    /// Rows by indices on the device, of each type, some of them outside.
+    fn gathers_by_device_indices(driver: &Driver) {
+        for gpu in &both(driver) {
+            let rows = Array2::from_shape_fn((70, 6), |(i, j)| (i * 6 + j) as f32);
+            let up = GpuArray::from_array(gpu, &rows).unwrap();
+            let places: Vec<i32> = (0..500).map(|i| (i * 31 + 5) % 73 - 2).collect();
+            let wanted = Array2::from_shape_fn((500, 6), |(i, j)| {
+                usize::try_from(places[i]).ok().and_then(|place| rows.get((place, j))).copied().unwrap_or(0.0)
+            });
+            fn select<T: Element>(
+                up: &GpuArray<f32, Ix2>,
+                places: &[i32],
+                convert: impl Fn(i32) -> T,
+            ) -> Array2<f32>
+            where
+                GpuArray<T, Ix1>: Indices,
+            {
+                let places: Vec<T> = places.iter().map(|place| convert(*place)).collect();
+                let places = GpuArray::from_slice(up.gpu(), &places).unwrap();
+                up.select(Axis(0), &places).unwrap().to_array().unwrap()
+            }
+            assert_eq!(select(&up, &places, |place| place), wanted);
+            assert_eq!(select(&up, &places, |place| place as u32), wanted);
+            assert_eq!(select(&up, &places, i64::from), wanted);
+            assert_eq!(select(&up, &places, |place| place as u64), wanted);
+            let every_other = GpuArray::from_slice(gpu, &places).unwrap();
+            let every_other = every_other.slice(s![..;2]).unwrap();
+            let found = up.t().select(Axis(1), &every_other).unwrap().to_array().unwrap();
+            assert_eq!(found.t(), wanted.slice(s![..;2, ..]));
+        }
+    }
+
+    /// The places of true elements, for lengths around groups of eight, tiles and parts.
+    fn true_places(driver: &Driver) {
+        for gpu in &both(driver) {
+            for &len in lengths(gpu).iter().chain(&[7, 8, 9, 2047, 2049, 4095]) {
+                for every in [1, 3, 1000] {
+                    let host: Vec<i32> = values(len, 7).map(|value| value.rem_euclid(every)).collect();
+                    let places = |host: &[i32]| -> Vec<u64> {
+                        (0..host.len()).filter(|i| host[*i] == 0).map(|i| i as u64).collect()
+                    };
+                    let x = GpuArray::from_slice(gpu, &host).unwrap();
+                    assert_eq!(x.lazy().equals(0).nonzero().unwrap().to_vec().unwrap(), places(&host));
+                    let mask = x.lazy().equals(0).eval().unwrap();
+                    let kept: Vec<i32> = host.iter().copied().filter(|value| *value == 0).collect();
+                    assert_eq!(x.compress(Axis(0), &mask).unwrap().to_vec().unwrap(), kept);
+                    let (odd, mask) = (x.slice(s![..;-2]).unwrap(), mask.slice(s![..;-2]).unwrap());
+                    let host: Vec<i32> = host.iter().rev().step_by(2).copied().filter(|v| *v == 0).collect();
+                    assert_eq!(odd.compress(Axis(0), &mask).unwrap().to_vec().unwrap(), host);
+                }
+            }
+        }
+    }
+
+    /// Additions by indices that repeat, evenly and nearly all to one row, with rows of one element and of several.
+    fn scattered_additions(driver: &Driver) {
+        fn scatter<T: Sample + std::ops::Add<Output = T>>(gpu: &Gpu, rows: usize, count: usize, width: usize, skew: u64) {
+            let indices: Vec<u32> = (0..count as u64)
+                .map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33)
+                .map(|mixed| if mixed % 16 < skew { 1 } else { (mixed % (rows as u64 + 2)) as u32 })
+                .collect();
+            let values = |len, salt| -> Vec<T> { values(len, salt).map(T::from_small).collect() };
+            let (before, added) = (values(2 * rows * width, 3), values(2 * count * width, 4));
+            let before = Array3::from_shape_vec((2, rows, width), before).unwrap();
+            let added = Array3::from_shape_vec((2, count, width), added).unwrap();
+            let mut wanted = before.clone();
+            for (i, row) in indices.iter().enumerate().filter(|(_, row)| (**row as usize) < rows) {
+                let mut to = wanted.index_axis_mut(Axis(1), *row as usize);
+                to.zip_mut_with(&added.index_axis(Axis(1), i), |to, value| *to = *to + *value);
+            }
+            let indices = GpuArray::from_slice(gpu, &indices).unwrap();
+            let added = GpuArray::from_array(gpu, &added).unwrap();
+            let mut target = GpuArray::from_array(gpu, &before).unwrap();
+            target.scatter_add(Axis(1), &indices, &added).unwrap();
+            assert_eq!(target.to_array().unwrap(), wanted, "{rows} {count} {width} {skew}");
+            let mut turned = GpuArray::from_array(gpu, &before).unwrap();
+            let mut view = turned.slice_mut(s![.., ..;-1, ..]).unwrap();
+            view.assign(&GpuArray::from_array(gpu, &before).unwrap()).unwrap();
+            view.scatter_add(Axis(1), &indices, &added).unwrap();
+            assert_eq!(view.to_array().unwrap(), wanted);
+        }
+        for gpu in &both(driver) {
+            let long = if gpu.device().driver().kind() == DriverKind::Sim { 9_000 } else { 300_000 };
+            for (rows, count, width) in [(5, 1, 1), (5, 127, 3), (300, 129, 2), (70_000, 1000, 1), (7, long, 1)] {
+                for skew in [0, 15] {
+                    scatter::<i32>(gpu, rows, count, width, skew);
+                    scatter::<f64>(gpu, rows, count, width, skew);
+                }
+            }
+            scatter::<i64>(gpu, 300, 2000, 5, 8);
+            scatter::<f32>(gpu, 300, 2000, 5, 8);
+        }
+    }
+
+    /// The same indices give the same bits, with others at work beside it.
+    fn scattered_additions_that_round(driver: &Driver) {
+        for gpu in &both(driver) {
+            let indices: Vec<u32> = (0..5000_u32).map(|i| i * i % 3).collect();
+            let values: Vec<f32> = (1..=5000).map(|i| 1.0 / i as f32).collect();
+            let (indices, values) =
+                (GpuArray::from_slice(gpu, &indices).unwrap(), GpuArray::from_slice(gpu, &values).unwrap());
+            let sums = || {
+                let mut sums = GpuArray::<f32, _>::zeros(gpu, 3).unwrap();
+                sums.scatter_add(Axis(0), &indices, &values).unwrap();
+                sums.to_vec().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let first = sums();
+            for _ in 0..5 {
+                assert_eq!(sums(), first);
+            }
+        }
+    }
+
     /// Arrays that travel in one buffer get their own bytes, at every size around the kernel's stores.
     fn packs(driver: &Driver) {
         for gpu in &both(driver) {
@@ -491,6 +604,10 @@ const CASES: &[fn(&Driver)] = &[
     normal_numbers,
     casts,
     gathers,
+    gathers_by_device_indices,
+    true_places,
+    scattered_additions,
+    scattered_additions_that_round,
     packs,
     strided_copies,
     transposed_copies,

@@ -8,7 +8,7 @@ use crate::gpu::Gpu;
 use crate::kernel::library::DeclaredBytes;
 use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
-use crate::layout::ElementOrder;
+use crate::layout::{ElementOrder, Layout};
 use crate::storage::{Access, ArrayStorage, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -97,20 +97,74 @@ impl Function {
 }
 
 impl<'a> Launch<'a> {
-    /// Adds the address of an array that the kernel reads. For a view it is the address of the first element.
+    /// Adds the address of an array that the kernel reads, with its elements side by side in row-major order. For other views, the launch
+    /// fails: copy them ([`GpuView::as_standard_layout`]), or use [`Launch::read_strided`].
     #[inline(always)]
     pub fn read<A: AsView + ?Sized>(self, array: &'a A) -> Self {
-        let (function, arguments) = (self.function, self.arguments.into_parts());
         let view = array.as_view();
-        Self { function, arguments: arguments.with_array(function, view.reads(), view.address()) }
+        let is_standard = view.is_standard_layout();
+        let launch = self.with_view(view.reads(), view.address());
+        if is_standard { launch } else { launch.without_order(view.layout()) }
     }
 
-    /// Adds the address of an array that the kernel writes, and may read.
+    /// Adds the address of the first element of a view of any layout. The kernel takes the strides as other arguments.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, KernelSource, LaunchShape, UninitArray};
+    ///
+    /// const COLUMN: &str = r#"
+    /// extern "C" __global__ void column(float *out, const float *x, long long stride) {
+    ///     out[threadIdx.x] = x[threadIdx.x * stride];
+    /// }
+    /// "#;
+    /// # if std::env::var_os("NVRTC_REQUIRED").is_none() && gpu.compile(COLUMN).is_err() { return Ok(()) }
+    /// let column = gpu.compile(COLUMN)?.function("column")?;
+    /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0, 4.0])?.into_shape((2, 2))?;
+    /// let (view, mut out) = (x.index_axis(gpumem_array::ndarray::Axis(1), 1)?, GpuArray::<f32, _>::zeros(&gpu, 2)?);
+    /// let shape = LaunchShape { grid: [1; 3], block: [2, 1, 1], shared_bytes: 0 };
+    /// let launch = column.launch(shape).write(&mut out).read_strided(&view).scalar(view.strides()[0] as i64);
+    /// // SAFETY: the kernel has these parameters, and accesses two elements, the second one a stride behind the first.
+    /// unsafe { launch.enqueue(&gpu)? };
+    /// assert_eq!(out.to_vec()?, [2.0, 4.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline(always)]
+    pub fn read_strided<A: AsView + ?Sized>(self, array: &'a A) -> Self {
+        let view = array.as_view();
+        self.with_view(view.reads(), view.address())
+    }
+
+    /// Adds the address of an array that the kernel writes, and may read, like [`Launch::read`].
     #[inline(always)]
     pub fn write<A: AsViewMut + ?Sized>(self, array: &'a mut A) -> Self {
-        let (function, arguments) = (self.function, self.arguments.into_parts());
         let view = array.as_view_mut();
-        Self { function, arguments: arguments.with_array(function, view.writes(), view.address()) }
+        let is_standard = view.is_standard_layout();
+        let launch = self.with_view(view.writes(), view.address());
+        if is_standard { launch } else { launch.without_order(view.layout()) }
+    }
+
+    /// Adds the address of the first element of a view that the kernel writes, and may read, like [`Launch::read_strided`].
+    #[inline(always)]
+    pub fn write_strided<A: AsViewMut + ?Sized>(self, array: &'a mut A) -> Self {
+        let view = array.as_view_mut();
+        self.with_view(view.writes(), view.address())
+    }
+
+    #[inline(always)]
+    fn with_view(self, one: Use<'a>, address: u64) -> Self {
+        let (function, arguments) = (self.function, self.arguments.into_parts());
+        Self { function, arguments: arguments.with_array(function, one, address) }
+    }
+
+    /// Marks the launch as one of a view that a kernel would read in another order.
+    #[cold]
+    fn without_order<D: Dimension>(mut self, layout: &Layout<D>) -> Self {
+        if let Some(buffer) = &mut self.arguments.buffer {
+            self.arguments.counts.is_strided = true;
+            buffer.strided = (layout.shape().to_vec(), layout.strides().collect());
+        }
+        self
     }
 
     /// Adds the address of an uninitialised array that the kernel writes.
@@ -140,6 +194,7 @@ impl<'a> Launch<'a> {
     /// - [`ArrayError::NoPeerAccess`] if an array is on another device than `gpu`, without a link to it.
     /// - [`ArrayError::LaunchShape`] if the grid or block exceeds the limits of every device.
     /// - [`ArrayError::TooManyArguments`] if the arguments exceed 32, or 512 bytes.
+    /// - [`ArrayError::NotContiguous`] if a view of [`Launch::read`] or [`Launch::write`] is not in row-major order without gaps.
     /// - [`ArrayError::ArgumentCount`] and [`ArrayError::ArgumentSize`] if they differ from the kernel's parameters in the PTX.
     /// - [`ArrayError::Graph`] if the stream captures otherwise than in [`Gpu::capture`], if a capture of this thread is active on another
     ///   stream, or if the capture of `gpu` has ended.
@@ -200,6 +255,9 @@ impl Filled<'_> {
         let Self { launch: Launch { function, arguments }, buffer, counts, uses } = self;
         if counts.is_refused {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
+        }
+        if counts.is_strided {
+            return Err(buffer.not_in_order(operation));
         }
         buffer.shape.check()?;
         gpu.check(function.device())?;
@@ -419,8 +477,11 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let (gpu, n) = (self.gpu(), self.len());
         let order = self.layout().order().unwrap_or(ElementOrder::Row);
         let mut out = UninitArray::<U, D>::with_order(gpu, self.raw_dim(), order)?;
+        let launch = kernel.launch(LaunchShape::for_len(n)).write_uninit(&mut out);
+        // Without an order it is refused.
         let launch =
-            kernel.launch(LaunchShape::for_len(n)).write_uninit(&mut out).read(self).scalar(n as u64);
+            if self.layout().order().is_some() { launch.read_strided(self) } else { launch.read(self) };
+        let launch = launch.scalar(n as u64);
         // SAFETY: the caller's promise; both arrays have `n` elements, contiguous and in the same order.
         unsafe { launch.enqueue(gpu)? };
         // SAFETY: the kernel that has been queued writes all of them.
@@ -451,6 +512,8 @@ struct ArgumentCounts {
     words: usize,
     /// True if there were too many arguments.
     is_refused: bool,
+    /// True if a view is not in the order that the kernel expects.
+    is_strided: bool,
     /// True if an array is on another device than the kernel.
     is_elsewhere: bool,
     /// True if an array is moved to the device before the launch.
@@ -464,6 +527,8 @@ struct ArgumentBuffer {
     starts: [u8; ARGUMENTS_MAX],
     /// Each argument begins at a word.
     words: [u64; WORDS_MAX_OWN],
+    /// Shape and strides of the last view that is not in order, if any.
+    strided: (Vec<usize>, Vec<isize>),
     /// The arguments that are arrays.
     arrays: [MaybeUninit<Use<'static>>; ARGUMENTS_MAX],
 }
@@ -552,6 +617,7 @@ impl ArgumentBuffer {
             sizes_bytes: [0; ARGUMENTS_MAX],
             starts: [0; ARGUMENTS_MAX],
             words: [0; WORDS_MAX_OWN],
+            strided: (Vec::new(), Vec::new()),
             arrays: [const { MaybeUninit::uninit() }; ARGUMENTS_MAX],
         })
     }
@@ -595,6 +661,13 @@ impl ArgumentBuffer {
             _ => counts.is_refused = true,
         }
         counts
+    }
+
+    #[cold]
+    fn not_in_order(&self, operation: &'static str) -> ArrayError {
+        let (shape, strides) = self.strided.clone();
+        let hint = "copy it with `as_standard_layout`, or pass it with `read_strided` or `write_strided` to a kernel that takes its strides";
+        ArrayError::NotContiguous { operation, shape, strides, hint }
     }
 
     /// The arrays of the launch.

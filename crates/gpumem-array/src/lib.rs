@@ -89,7 +89,7 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
-pub use ops::{Random, RandomNormal, Rng};
+pub use ops::{Indices, Random, RandomNormal, Rng};
 
 #[cfg(feature = "sim")]
 #[doc(hidden)]

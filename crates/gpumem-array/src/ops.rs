@@ -10,8 +10,9 @@ pub(crate) mod product;
 mod random;
 pub(crate) mod reduce;
 mod resize;
-mod select;
+mod indices;
 
+pub use indices::Indices;
 pub use random::{Random, RandomNormal, Rng};
 
 use crate::array::{GpuCow, GpuView};
@@ -42,7 +43,7 @@ pub(crate) fn blocks(len: usize, threads: usize) -> u32 {
 
 impl Gpu {
     /// Loads the kernels for products of matrices and vectors of one element type, and those that copy and fill views of any type. Without
-    /// this call, each kernel is loaded at its first use. So are the kernels of expressions, random numbers, gathered rows and packed uploads,
+    /// this call, each kernel is loaded at its first use. So are the kernels of expressions, random numbers, elements by indices and packed uploads,
     /// with or without this call.
     ///
     /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and

@@ -298,7 +298,7 @@ impl<T: Numeric, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`] and [`GpuArray::select`].
     pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
-        self.array.dot(vector)?.select(Axis(0), &self.order)
+        self.array.dot(vector)?.select(Axis(0), &*self.order)
     }
 }
 
@@ -309,7 +309,7 @@ impl<T: Element, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
     ///
     /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see [`GpuArray::select`].
     pub fn to_dense(&self) -> Result<GpuArray<T, Ix2>, ArrayError> {
-        self.array.select(Axis(0), &self.order)
+        self.array.select(Axis(0), &*self.order)
     }
 }
 

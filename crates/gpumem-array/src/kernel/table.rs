@@ -148,8 +148,21 @@ table! {
     Unit FILL {
         Pattern "pattern" (out: u64, size_bytes: u64, period: u64, pattern: PatternBytes);
     }
-    Unit GATHER {
-        Gather "gather" (out: u64, from: u64, index: u64, count: u64, len: u64, width: u64, outer: u64);
+    Only INDEX {
+        Gather "gather"
+            (out: u64, from: u64, index: u64, kind: u64, count: u64, len: u64, width: u64, outer: u64, unit: u64);
+        TrueCount "true_count" (counts: u64, mask: u64, n: u64, part: u64);
+        TruePlaces "true_places" (out: u64, mask: u64, counts: u64, n: u64, part: u64);
+        Keys "keys" (keys: u64, places: u64, index: u64, kind: u64, n: u64, rows: u64);
+        DigitCount "digit_count" (counts: u64, keys: u64, n: u64, shift: u64, part: u64);
+        DigitScan "digit_scan" (counts: u64, len: u64);
+        DigitMove "digit_move"
+            (keys_out: u64, places_out: u64, keys: u64, places: u64, starts: u64, n: u64, shift: u64, part: u64);
+        Scatter "scatter"
+            (out: u64, values: u64, keys: u64, places: u64, parts: u64, n: u64, rows: u64, width: u64, outer: u64,
+             kind: u64);
+        ScatterRest "scatter_rest"
+            (out: u64, keys: u64, parts: u64, n: u64, rows: u64, width: u64, outer: u64, kind: u64);
     }
     Only RANDOM {
         RandomU32 "random_u32" (out: u64, n: u64, seed: u64, stream: u64, first: u64);
@@ -202,7 +215,7 @@ macro_rules! numeric_texts {
 const MATVEC: &[&str] = numeric_texts!("matvec");
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
 const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
-const GATHER: &[&str] = &[include_str!("../../kernels/gather.ptx")];
+const INDEX: &[&str] = &[include_str!("../../kernels/index.ptx")];
 const RANDOM: &[&str] = &[include_str!("../../kernels/random.ptx")];
 const PACK: &[&str] = &[include_str!("../../kernels/pack.ptx")];
 

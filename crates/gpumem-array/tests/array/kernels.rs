@@ -531,6 +531,36 @@ fn a_kernel_stays_within_its_views() {
     assert!(matches!(findings[..], [Finding::Fault { kind: FaultKind::Undeclared, .. }]), "{findings:?}");
 }
 
+/// A kernel that takes addresses alone reads elements side by side, so other views need a word that they are meant.
+#[test]
+fn views_in_another_order_are_refused_unless_they_are_named() {
+    let gpu = gpu();
+    let axpy = function(&gpu, "axpy").unwrap();
+    let x = GpuArray::from_elem(&gpu, (8, 4), 2.0_f32).unwrap();
+    let mut y = GpuArray::from_elem(&gpu, (4, 8), 1.0_f32).unwrap();
+    let shape = LaunchShape::for_len(8);
+    let wrong = |result: Result<(), ArrayError>| {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, ArrayError::NotContiguous { shape, strides, .. } if !shape.is_empty() && shape.len() == strides.len()));
+        assert!(error.to_string().contains("`read_strided`"), "{error}");
+    };
+    // SAFETY: the kernel reads and writes at most 8 elements from the first of each view, and the arrays have as many behind it.
+    unsafe {
+        for turned in [x.t(), x.slice(s![..;2, ..]).unwrap(), x.slice(s![.., ..2]).unwrap()] {
+            wrong(axpy.launch(shape).write(&mut y).scalar(1.0_f32).read(&turned).scalar(8_u64).enqueue(&gpu));
+        }
+        let mut turned = y.view_mut().reversed_axes();
+        wrong(axpy.launch(shape).write(&mut turned).scalar(1.0_f32).read(&x).scalar(8_u64).enqueue(&gpu));
+        let launch = axpy.launch(shape).write_strided(&mut turned).scalar(1.0_f32);
+        launch.read_strided(&x.t()).scalar(8_u64).enqueue(&gpu).unwrap();
+        // A refused launch leaves nothing behind.
+        let launch = axpy.launch(shape).write(&mut y).scalar(1.0_f32);
+        launch.read(&x.slice(s![4.., ..]).unwrap()).scalar(8_u64).enqueue(&gpu).unwrap();
+    }
+    assert_eq!(y.slice(s![0, ..]).unwrap().to_vec().unwrap(), [5.0; 8]);
+    assert_eq!(y.slice(s![1.., ..]).unwrap().sum().unwrap().into_scalar().unwrap(), 24.0);
+}
+
 kernels! {
     static LYING = cuda r#"extern "C" __global__ void ramp(float *y, unsigned long long n) { y[threadIdx.x] = n; }"#;
     fn ramp(launch; y: u64, n: u64) {
