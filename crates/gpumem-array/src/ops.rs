@@ -12,6 +12,7 @@ pub(crate) mod reduce;
 mod resize;
 mod select;
 
+pub use product::DotWith;
 pub use random::{Random, RandomNormal, Rng};
 
 use crate::array::{GpuCow, GpuView};
