@@ -21,7 +21,7 @@ pub use foreign::{OnStream, ReadOn, WriteOn};
 pub use host::HostIndex;
 pub(crate) use read::readers;
 pub use uninit::UninitArray;
-pub use view::{AsView, AsViewMut, GpuView, GpuViewMut, Vector};
+pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
 pub(crate) use write::{parts, writers};
 
 #[cfg(doctest)]
@@ -295,8 +295,6 @@ impl<T: Element, D: Dimension, K: Kind> AsView for GpuArray<T, D, K> {
         self.view()
     }
 }
-
-impl<T: Element, K: Kind> Vector for GpuArray<T, Ix1, K> {}
 
 impl<T: Element, D: Dimension, K: Kind> AsViewMut for GpuArray<T, D, K> {
     fn as_view_mut(&mut self) -> GpuViewMut<'_, T, D> {

@@ -70,7 +70,7 @@ mod storage;
 pub use array::interop::*;
 pub use array::{
     AsView, AsViewMut, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuCow, GpuView, GpuViewMut, HostIndex,
-    OnStream, PinnedArray, ReadOn, UnifiedArray, UninitArray, Vector, WriteOn,
+    OnStream, PinnedArray, ReadOn, UnifiedArray, UninitArray, WriteOn,
 };
 pub use copy::{
     Download, DownloadTarget, Pack, PackedArray, Upload, UploadSource, Uploaded, concatenate, stack,
@@ -89,7 +89,7 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
-pub use ops::{Indices, Random, RandomNormal, Rng};
+pub use ops::{DotWith, Indices, Random, RandomNormal, Rng};
 
 #[cfg(feature = "sim")]
 #[doc(hidden)]

@@ -5,14 +5,15 @@ mod cast;
 mod create;
 #[allow(unsafe_code)] // fills by the driver
 pub(crate) mod fill;
+mod indices;
 pub(crate) mod operators;
 pub(crate) mod product;
 mod random;
 pub(crate) mod reduce;
 mod resize;
-mod indices;
 
 pub use indices::Indices;
+pub use product::DotWith;
 pub use random::{Random, RandomNormal, Rng};
 
 use crate::array::{GpuCow, GpuView};

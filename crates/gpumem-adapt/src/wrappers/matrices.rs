@@ -9,7 +9,7 @@ use crate::target::Target;
 use core::fmt;
 use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Array2, Axis, Ix1, Ix2};
-use gpumem_array::{ArrayError, Element, GpuArray, Numeric, Vector};
+use gpumem_array::{ArrayError, AsView, Element, GpuArray, Numeric};
 
 /// An element of a matrix.
 enum Cell {
@@ -281,7 +281,7 @@ macro_rules! transposes {
             ///
             /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
             /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`].
-            pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+            pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
                 self.array.t().dot(vector)
             }
         }
@@ -297,7 +297,7 @@ impl<T: Numeric, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
     ///
     /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`] and [`GpuArray::select`].
-    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.array.dot(vector)?.select(Axis(0), &*self.order)
     }
 }
@@ -324,7 +324,7 @@ impl<T: Numeric, K: Kind> Banded<GpuArray<T, Ix2, K>> {
     /// - [`ArrayError::WrongDevice`] if `vector` belongs to another driver.
     /// - [`ArrayError::Pool`] if an allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn dot<B: Vector<Elem = T>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         let (vector, n) = (vector.as_view(), self.array.ncols());
         if vector.len() != n {
             return Err(ArrayError::Shape {

@@ -1,12 +1,12 @@
 //! [`GpuCow`]: a view of elements, or a copy.
 
-use crate::array::view::{AsView, Vector, describe, kind_name};
+use crate::array::view::{AsView, describe, kind_name};
 use crate::array::{GpuArray, GpuView};
 use crate::element::Element;
 use crate::gpu::Gpu;
 use crate::layout::Layout;
 use core::fmt;
-use ndarray::{Dimension, Ix1};
+use ndarray::Dimension;
 
 /// A view, or a copy if the view does not have the required order: the result of [`GpuView::as_standard_layout`]. The counterpart of
 /// `ndarray`'s `CowArray`. It has the reading methods of views.
@@ -58,8 +58,6 @@ impl<T: Element, D: Dimension> AsView for GpuCow<'_, T, D> {
         self.view()
     }
 }
-
-impl<T: Element> Vector for GpuCow<'_, T, Ix1> {}
 
 impl<T: Element, D: Dimension> fmt::Debug for GpuCow<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ use crate::storage::{Access, ArrayStorage, Use};
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::MemoryKind;
-use ndarray::{Dimension, Ix1};
+use ndarray::Dimension;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -62,20 +62,6 @@ pub trait AsView {
     /// A view of all elements.
     fn as_view(&self) -> GpuView<'_, Self::Elem, Self::Dim>;
 }
-
-/// A vector, as an operand of products: an array or view with one axis. Implement it for your own types that implement [`AsView`].
-#[diagnostic::on_unimplemented(
-    message = "`dot` takes a vector, and `{Self}` is not one",
-    label = "not an array or view of one axis",
-    note = "the products are `vector.dot(&vector)` and `matrix.dot(&vector)`; a column of a matrix is a vector: \
-            `b.index_axis(Axis(1), 0)?`",
-    note = "for a product of two matrices, call a library such as cuBLAS with the addresses of `a.read_on(&gpu)?` and \
-            `c.write_on(&gpu)?`, or write a kernel (`kernels!`)"
-)]
-pub trait Vector: AsView<Dim = Ix1> {}
-
-impl<T: Element> Vector for GpuView<'_, T, Ix1> {}
-impl<T: Element> Vector for GpuViewMut<'_, T, Ix1> {}
 
 /// Types that can be borrowed as a [`GpuViewMut`].
 pub trait AsViewMut: AsView {
@@ -236,8 +222,6 @@ macro_rules! pointers {
                     (**self).as_view()
                 }
             }
-
-            impl<A: Vector + ?Sized> Vector for $pointer {}
         )*
     };
 }

@@ -132,6 +132,16 @@ table! {
             (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, rows_a_part: u64);
         ColumnsSum "columns_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64, rows_a_part: u64);
     }
+    NumericType PRODUCT {
+        Product "product"
+            (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
+             a_term: i64, b_term: i64, b_column: i64, outer: OuterAxes);
+    }
+    Only PRODUCT_WIDE {
+        ProductWide "product_wide"
+            (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
+             a_term: i64, b_term: i64, b_column: i64, outer: OuterAxes);
+    }
     Unit STRIDED {
         Copy "copy"
             (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes);
@@ -213,6 +223,8 @@ macro_rules! numeric_texts {
 }
 
 const MATVEC: &[&str] = numeric_texts!("matvec");
+const PRODUCT: &[&str] = numeric_texts!("product");
+const PRODUCT_WIDE: &[&str] = &[include_str!("../../kernels/product_wide.ptx")];
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
 const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
 const INDEX: &[&str] = &[include_str!("../../kernels/index.ptx")];

@@ -1,14 +1,11 @@
-//! Sums of arrays and dot products of vectors. They stay on the device, as arrays without axes.
+//! Sums of arrays. They stay on the device, as arrays without axes.
 
-use crate::array::{GpuArray, Vector, readers};
+use crate::array::{GpuArray, readers};
 use crate::error::ArrayError;
 use crate::expression::Arithmetic;
-use crate::expression::node::{Binary, Elements};
-use crate::expression::operation;
+use crate::expression::node::Elements;
 use crate::expression::reduce::sum;
-use crate::layout::same_shape;
-use core::marker::PhantomData;
-use ndarray::{Dimension, Ix0, Ix1};
+use ndarray::{Dimension, Ix0};
 
 readers! {
     Arithmetic;
@@ -35,32 +32,5 @@ readers! {
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     pub fn sum(view) -> Result<GpuArray<T, Ix0>, ArrayError> {
         sum("sum", &Elements(view.view()))
-    }
-}
-
-readers! {
-    Arithmetic, Ix1;
-
-    /// Computes the dot product of two vectors, on the device.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let y = GpuArray::from_slice(&gpu, &[4, 5, 6])?;
-    /// assert_eq!(x.dot(&y)?.into_scalar()?, 32);
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`ArrayError::Shape`] if the lengths differ.
-    /// - [`ArrayError::NoPeerAccess`] if `other` is on another device than the operation, without a link to it.
-    /// - [`ArrayError::WrongDevice`] if `other` belongs to another driver.
-    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-    pub fn dot[B: Vector<Elem = T>](view, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
-        let other = other.as_view();
-        same_shape("dot", view.layout(), other.layout())?;
-        sum("dot", &Binary::<operation::Mul, _, _>(Elements(view.view()), Elements(other), PhantomData))
     }
 }

@@ -27,6 +27,7 @@ mod kinds;
 mod layouts;
 mod losses;
 mod print;
+mod products;
 mod random;
 mod ranges;
 mod reductions;

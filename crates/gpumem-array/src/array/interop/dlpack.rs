@@ -12,7 +12,7 @@
 //! An extension module of Python passes tensors as capsules named `dltensor_versioned` and `dltensor`; the feature `pyo3` of dlpark has them.
 
 use crate::array::foreign::lend_to;
-use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, Vector};
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
 use crate::element::kind::Kind;
 use crate::element::{Element, check_layout};
 use crate::error::{ArrayError, Rejected};
@@ -27,7 +27,7 @@ use dlpark::{DlpackFlags, Managed, ManagedTensorBase, TensorRef};
 use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Device, MemoryKind, Stream};
-use ndarray::{Dimension, Ix1};
+use ndarray::Dimension;
 
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
 /// `f16`, `bf16`, `Complex<f32>` and `Complex<f64>`. Implement it for types of your own.
@@ -363,7 +363,5 @@ impl<T: Element, D: Dimension> AsView for DlpackArray<T, D> {
         self.view()
     }
 }
-
-impl<T: Element> Vector for DlpackArray<T, Ix1> {}
 
 debug_fields!([T: Element, D: Dimension] DlpackArray<T, D>, it, view: it.view());

@@ -1,0 +1,203 @@
+//! Products of two matrices, or of stacks of them, by tiles of the result.
+//!
+//! If there are too few tiles to fill a device, the sums are split into parts, which a second launch adds.
+
+use crate::array::{GpuArray, GpuView};
+use crate::element::NumericType;
+use crate::error::ArrayError;
+use crate::expression::Numeric;
+use crate::kernel::parameters::{AXES_MAX, OuterAxes};
+use crate::kernel::table::{Kernel, Only};
+use crate::launch::OwnLaunch;
+use crate::ops::product::{dense, vector, words};
+use ndarray::{DimMax, Dimension, Ix2};
+
+/// The product of two matrices that fit.
+pub(super) fn product<T: Numeric>(
+    left: &GpuView<'_, T, Ix2>,
+    right: &GpuView<'_, T, Ix2>,
+) -> Result<GpuArray<T, Ix2>, ArrayError> {
+    let lengths = Lengths { rows: left.nrows(), columns: right.ncols(), terms: left.ncols() };
+    let steps = [left.layout(), right.layout()].map(|layout| {
+        let mut strides = layout.strides();
+        [strides.next().unwrap_or(0), strides.next().unwrap_or(0)]
+    });
+    let result = Ix2(lengths.rows, lengths.columns);
+    multiply(left, right, &Work { lengths, steps, stacks: &[], operation: "dot" }, result)
+}
+
+/// The products of stacks of matrices.
+pub(super) fn stacks<T: Numeric, D: Dimension + DimMax<E>, E: Dimension>(
+    left: &GpuView<'_, T, D>,
+    right: &GpuView<'_, T, E>,
+) -> Result<GpuArray<T, <D as DimMax<E>>::Output>, ArrayError> {
+    let refused = |expected| ArrayError::Shape {
+        operation: "matmul",
+        left: left.shape().to_vec(),
+        right: right.shape().to_vec(),
+        expected,
+    };
+    let ([left_outer @ .., rows, terms], [right_outer @ .., right_terms, columns]) =
+        (left.shape(), right.shape())
+    else {
+        return Err(refused("an operand of `matmul` must have two or more axes; `dot` multiplies vectors"));
+    };
+    if terms != right_terms {
+        return Err(refused(
+            "the last axis of the left operand must be as long as the last but one of the right operand",
+        ));
+    }
+    // From the fastest axis to the slowest. A missing axis has the length 1.
+    let outer_count = left_outer.len().max(right_outer.len());
+    let mut dim = <D as DimMax<E>>::Output::zeros(outer_count + 2);
+    let (left_strides, right_strides): (Vec<isize>, Vec<isize>) =
+        (left.layout().strides().rev().collect(), right.layout().strides().rev().collect());
+    let mut outer = Vec::with_capacity(outer_count);
+    for axis in 0..outer_count {
+        let of = |lens: &[usize], strides: &[isize]| {
+            let len = lens.iter().rev().nth(axis).copied().unwrap_or(1);
+            // The only element of an axis is repeated.
+            (len, if len == 1 { 0 } else { strides.get(axis + 2).copied().unwrap_or(0) })
+        };
+        let ((left_len, left_step), (right_len, right_step)) =
+            (of(left_outer, &left_strides), of(right_outer, &right_strides));
+        let len = match (left_len, right_len) {
+            (1, len) | (len, 1) => len,
+            (len, other) if len == other => len,
+            _ => return Err(refused("before the last two axes, lengths must be equal or 1")),
+        };
+        dim[outer_count - 1 - axis] = len;
+        push(&mut outer, Outer { len, steps: [left_step, right_step] });
+    }
+    (dim[outer_count], dim[outer_count + 1]) = (*rows, *columns);
+    let lengths = Lengths { rows: *rows, columns: *columns, terms: *terms };
+    let steps = [[left_strides[1], left_strides[0]], [right_strides[1], right_strides[0]]];
+    multiply(left, right, &Work { lengths, steps, stacks: &outer, operation: "matmul" }, dim)
+}
+
+/// The lengths of the axes of a product.
+#[derive(Clone, Copy)]
+struct Lengths {
+    rows: usize,
+    columns: usize,
+    /// The elements of an axis that is summed.
+    terms: usize,
+}
+
+/// An axis along which matrices are stacked, with the steps of the left and the right operand.
+struct Outer {
+    len: usize,
+    steps: [isize; 2],
+}
+
+/// Adds an axis, merged with the one before if both are one in memory.
+fn push(outer: &mut Vec<Outer>, axis: Outer) {
+    if axis.len == 1 {
+        return;
+    }
+    if let Some(last) = outer.last_mut() {
+        let follows =
+            |(next, step): (&isize, &isize)| step.checked_mul(last.len.cast_signed()) == Some(*next);
+        if axis.steps.iter().zip(&last.steps).all(follows) {
+            last.len = last.len.saturating_mul(axis.len);
+            return;
+        }
+    }
+    outer.push(axis);
+}
+
+/// What the kernel multiplies.
+struct Work<'a> {
+    lengths: Lengths,
+    /// The steps of the rows and the columns of both operands.
+    steps: [[isize; 2]; 2],
+    /// From the fastest to the slowest.
+    stacks: &'a [Outer],
+    operation: &'static str,
+}
+
+fn multiply<T: Numeric, D: Dimension, E: Dimension, F: Dimension>(
+    left: &GpuView<'_, T, D>,
+    right: &GpuView<'_, T, E>,
+    work: &Work<'_>,
+    dim: F,
+) -> Result<GpuArray<T, F>, ArrayError> {
+    let gpu = left.gpu();
+    left.storage().share(gpu, work.operation)?;
+    right.storage().share(gpu, work.operation)?;
+    let layout = dense::<T, _>(dim)?;
+    let (count, Lengths { rows, columns, terms }) = (layout.len(), work.lengths);
+    if count == 0 || terms == 0 {
+        return GpuArray::zeros(gpu, layout.dim);
+    }
+    let stack_count = count / rows / columns;
+    let grid = Grid::of(work.lengths, stack_count, T::KERNELS);
+    let too_many = |_| ArrayError::TooManyElements { shape: vec![rows, columns] };
+    let tiles = u32::try_from(grid.tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32);
+    let tiles = tiles.ok_or(()).map_err(too_many)?;
+    let blocks = [tiles, grid.parts as u32, stack_count.min(GRID_Z_MAX) as u32];
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(grid.parts, count))?)?;
+    let launch = OwnLaunch::new(gpu, grid.kernel, blocks, [THREADS, 1, 1])?;
+    let launch = launch.write(&partial).read(left).read(right);
+    let launch = words(launch, [rows, columns, terms, grid.terms_a_part, stack_count]);
+    let steps = work.steps.into_iter().flatten().map(|step| step as i64);
+    let launch = steps.fold(launch, OwnLaunch::value).large(&packed(work.stacks));
+    if grid.parts == 1 {
+        launch.queue(work.operation)?;
+        return Ok(partial.into_shape(layout.dim)?);
+    }
+    let result = GpuArray::unwritten(gpu, layout)?;
+    launch.queue_before(vector::sum_of_parts(&result, &partial.view())?, work.operation)?;
+    Ok(result)
+}
+
+/// How the work is divided among blocks. It depends on the lengths alone, because the order of the sums does too.
+struct Grid {
+    kernel: Kernel,
+    tiles: usize,
+    parts: usize,
+    terms_a_part: usize,
+}
+
+impl Grid {
+    fn of(lengths: Lengths, stack_count: usize, number: NumericType) -> Self {
+        let parts_max = (lengths.terms / TERMS_A_PART_MIN).max(1);
+        let tiles = |tile: usize| lengths.rows.div_ceil(tile).saturating_mul(lengths.columns.div_ceil(tile));
+        let (wide, small) = (tiles(WIDE), tiles(SMALL));
+        let is_wide = number == NumericType::F32
+            && wide.saturating_mul(stack_count).saturating_mul(parts_max) >= BLOCKS_WIDE_MIN;
+        let (kernel, tiles, wanted) = match is_wide {
+            true => (Kernel::ProductWide(Only::One), wide, BLOCKS_WIDE),
+            false => (Kernel::Product(number), small, BLOCKS_SMALL),
+        };
+        let parts = (wanted / tiles.saturating_mul(stack_count)).clamp(1, parts_max);
+        // A multiple of the steps between two loads, so that parts are aligned like rows.
+        let terms_a_part = lengths.terms.div_ceil(parts).next_multiple_of(TERMS_ALIGNMENT);
+        Self { kernel, tiles, parts: lengths.terms.div_ceil(terms_a_part), terms_a_part }
+    }
+}
+
+fn packed(stacks: &[Outer]) -> OuterAxes {
+    let mut axes: OuterAxes = [0; 1 + 3 * AXES_MAX];
+    axes[0] = stacks.len() as u64;
+    for (index, Outer { len, steps }) in stacks.iter().take(AXES_MAX).enumerate() {
+        let [left, right] = steps.map(|step| (step as i64).cast_unsigned());
+        (axes[1 + index], axes[1 + AXES_MAX + index], axes[1 + 2 * AXES_MAX + index]) =
+            (*len as u64, left, right);
+    }
+    axes
+}
+
+/// The rows and columns of a tile of the kernels `product_wide` and `product`.
+const WIDE: usize = 128;
+const SMALL: usize = 64;
+const THREADS: u32 = 256;
+const GRID_Z_MAX: usize = 65_535;
+/// With fewer blocks, the small tiles keep more of a large GPU busy.
+const BLOCKS_WIDE_MIN: usize = 96;
+/// The blocks that a large GPU runs at the same time: two, or four small ones, on each of 132 multiprocessors.
+const BLOCKS_WIDE: usize = 264;
+const BLOCKS_SMALL: usize = 528;
+/// Sums of fewer terms are not split.
+const TERMS_A_PART_MIN: usize = 256;
+const TERMS_ALIGNMENT: usize = 16;

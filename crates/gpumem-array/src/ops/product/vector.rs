@@ -1,0 +1,180 @@
+//! Matrix times vector, for matrices in row-major and column-major order.
+//!
+//! Some kernels sum along contiguous rows, others along columns. If there are too few blocks to fill a device, the sums are split
+//! into parts, which a second launch adds.
+
+use crate::array::{GpuArray, GpuView};
+use crate::error::ArrayError;
+use crate::expression::Numeric;
+use crate::gpu::Gpu;
+use crate::kernel::table::Kernel;
+use crate::launch::OwnLaunch;
+use crate::layout::{ElementOrder, Layout};
+use crate::ops::product::{dense, words};
+use crate::ops::{blocks, operand};
+use ndarray::{Dimension, Ix1, Ix2};
+
+/// The product, or `None` if neither the rows nor the columns of the matrix are contiguous. Neither operand is empty, and they have as
+/// many columns and elements.
+pub(super) fn product<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
+    vector: &GpuView<'_, T, Ix1>,
+) -> Result<Option<GpuArray<T, Ix1>>, ArrayError> {
+    let (row_count, column_count) = matrix.raw_dim().into_pattern();
+    let Some(path) = Path::of(matrix.layout()) else { return Ok(None) };
+    let vector = operand(vector, matrix.gpu(), ElementOrder::Row, "dot")?;
+    let vector = vector.view();
+    match path {
+        Path::One => {
+            let row = matrix.reshape(column_count)?;
+            Ok(row.dot(&vector)?.into_shape(1)?)
+        }
+        Path::Rows { row_step } => along_rows(matrix, row_step, &vector, [row_count, column_count]),
+        Path::Columns { row_step } => along_columns(matrix, row_step, &vector, [column_count, row_count]),
+    }
+    .map(Some)
+}
+
+/// The kernel that reads a matrix in place. Steps are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// A single contiguous row: a dot product.
+    One,
+    /// Rows are contiguous: each result is the sum along one row.
+    Rows { row_step: u64 },
+    /// Columns are contiguous: they are the rows of the matrix in memory.
+    Columns { row_step: u64 },
+}
+
+impl Path {
+    /// For a matrix that is not empty; `None` if neither its rows nor its columns are contiguous.
+    fn of(layout: &Layout<Ix2>) -> Option<Self> {
+        let (row_count, column_count) = layout.dim.into_pattern();
+        // The step of an axis with one element does not matter.
+        let step = |(len, stride): (&usize, isize)| match len {
+            1 => Some(None),
+            _ => u64::try_from(stride).ok().map(Some),
+        };
+        let mut steps = layout.shape().iter().zip(layout.strides()).map(step);
+        let mut next = || steps.next().unwrap_or(Some(None));
+        match (next()?, next()?) {
+            (None, None | Some(1)) => Some(Self::One),
+            (Some(1), columns) => Some(Self::Columns { row_step: columns.unwrap_or(row_count as u64) }),
+            (rows, None | Some(1)) => Some(Self::Rows { row_step: rows.unwrap_or(column_count as u64) }),
+            (None, Some(columns)) => Some(Self::Columns { row_step: columns }),
+            _ => None,
+        }
+    }
+}
+
+/// The matrix has `row_count` contiguous rows of `column_count` elements, `row_step` apart, and the vector `column_count` elements.
+fn along_rows<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
+    row_step: u64,
+    v: &GpuView<'_, T, Ix1>,
+    [row_count, column_count]: [usize; 2],
+) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
+    if long {
+        return along_long_rows(matrix, row_step, v, [row_count, column_count]);
+    }
+    let result = vector::<T>(matrix.gpu(), row_count)?;
+    let launch = warp_a_row(matrix.gpu(), Kernel::RowsWarp(T::KERNELS), row_count)?.write(&result);
+    let launch = launch.read(matrix).value(row_step).read(v);
+    words(launch, [row_count, column_count]).queue("dot")?;
+    Ok(result)
+}
+
+/// One block for each row, or several if there are few rows.
+fn along_long_rows<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
+    row_step: u64,
+    v: &GpuView<'_, T, Ix1>,
+    [row_count, column_count]: [usize; 2],
+) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let gpu = matrix.gpu();
+    let parts = BLOCKS_WANTED.div_ceil(row_count).min(column_count.div_ceil(COLUMNS_A_PART_MIN));
+    // A multiple of every pack, so that parts are aligned like rows.
+    let columns_a_part = column_count.div_ceil(parts).next_multiple_of(16);
+    let parts = column_count.div_ceil(columns_a_part);
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
+    let grid = [blocks(row_count, 1), parts as u32, 1];
+    let launch = OwnLaunch::new(gpu, Kernel::RowsBlock(T::KERNELS), grid, [WIDE, 1, 1])?.write(&partial);
+    let launch = launch.read(matrix).value(row_step).read(v);
+    let sum_parts = words(launch, [row_count, column_count, columns_a_part]);
+    if parts == 1 {
+        sum_parts.queue("dot")?;
+        return Ok(partial.into_shape(row_count)?);
+    }
+    let result = vector::<T>(gpu, row_count)?;
+    let launch =
+        warp_a_row(gpu, Kernel::RowsSum(T::KERNELS), row_count)?.write(&result).read(&partial.view());
+    sum_parts.queue_before(words(launch, [parts, row_count, parts]), "dot")?;
+    Ok(result)
+}
+
+/// Like [`along_rows`], but the vector has `row_count` elements, and the results are the sums of columns.
+fn along_columns<T: Numeric>(
+    matrix: &GpuView<'_, T, Ix2>,
+    row_step: u64,
+    v: &GpuView<'_, T, Ix1>,
+    [row_count, column_count]: [usize; 2],
+) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let gpu = matrix.gpu();
+    let column_blocks = column_count.div_ceil(32 * 16 / size_of::<T>());
+    let parts = row_count.div_ceil(ROWS_A_PART_MIN).min(BLOCKS_WANTED.div_ceil(column_blocks));
+    let rows_a_part = row_count.div_ceil(parts);
+    let parts = row_count.div_ceil(rows_a_part);
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(parts, column_count))?)?;
+    let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
+    let grid_columns = u32::try_from(column_blocks).map_err(too_many)?;
+    let block = [32, ROW_LANES, 1];
+    let launch = OwnLaunch::new(gpu, Kernel::Columns(T::KERNELS), [grid_columns, parts as u32, 1], block)?;
+    let launch = launch.write(&partial).read(matrix).value(row_step).read(v);
+    let sum_parts = words(launch, [row_count, column_count, rows_a_part]);
+    if parts == 1 {
+        sum_parts.queue("dot")?;
+        return Ok(partial.into_shape(column_count)?);
+    }
+    let result = vector::<T>(gpu, column_count)?;
+    sum_parts.queue_before(sum_of_parts(&result, &partial.view())?, "dot")?;
+    Ok(result)
+}
+
+/// A launch that adds the rows of a matrix. Results and columns are as many.
+pub(super) fn sum_of_parts<'a, T: Numeric, D: Dimension>(
+    result: &'a GpuArray<T, D>,
+    partial: &GpuView<'a, T, Ix2>,
+) -> Result<OwnLaunch<'a>, ArrayError> {
+    let (parts, column_count) = partial.raw_dim().into_pattern();
+    let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
+    let blocks = u32::try_from(column_count.div_ceil(32 * 16 / size_of::<T>())).map_err(too_many)?;
+    let gpu = partial.gpu();
+    let launch = OwnLaunch::new(gpu, Kernel::ColumnsSum(T::KERNELS), [blocks, 1, 1], [32, ROW_LANES, 1])?;
+    let launch = launch.write(result).read(partial);
+    Ok(words(launch, [column_count, parts, column_count, parts]))
+}
+
+fn vector<T: Numeric>(gpu: &Gpu, len: usize) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    GpuArray::unwritten(gpu, dense::<T, _>(Ix1(len))?)
+}
+
+fn warp_a_row(gpu: &Gpu, kernel: Kernel, row_count: usize) -> Result<OwnLaunch<'_>, ArrayError> {
+    OwnLaunch::new(gpu, kernel, [blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1])
+}
+
+/// The rows of a block of `rows_warp`, and the row lanes of `columns`. The kernels are compiled for this number.
+const ROW_LANES: u32 = 8;
+/// Threads on one row in `rows_block`.
+const WIDE: u32 = 256;
+/// A whole block sums each longer row.
+const LONG_ROW: usize = 4096;
+/// With fewer rows, one warp for each leaves the device idle, unless the rows are short.
+const FEW_ROWS: usize = 1024;
+const SHORT_ROW: usize = 512;
+/// Eight loads of four elements for each thread.
+const COLUMNS_A_PART_MIN: usize = 8192;
+/// Eight loads for each row lane.
+const ROWS_A_PART_MIN: usize = 64;
+/// About four blocks for each multiprocessor of a large GPU.
+const BLOCKS_WANTED: usize = 528;
