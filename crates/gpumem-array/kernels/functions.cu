@@ -32,6 +32,7 @@ ONE(cbrt, cbrt)
 TWO(pow, pow)
 TWO(atan2, atan2)
 TWO(rem, fmod)
+TWO(hypot, hypot)
 
 // A whole power by products, in the order of the bits of `n`.
 template <class T> __device__ T power(T x, int n) {

@@ -22,8 +22,8 @@ pub(crate) mod tape;
 mod text;
 
 pub use evaluate::{Updated, Updates, update};
-pub use node::{Broadcast, Expression, Lazy, NoAxes, Operand, Together};
-pub use scalar::{Arithmetic, Numeric, Real, Scalar};
+pub use node::{Axes, Broadcast, ConvertsTo, Expression, Lazy, NoAxes, Operand, Together};
+pub use scalar::{Arithmetic, Comparable, Numeric, Real, Scalar};
 
 use crate::array::{GpuView, readers, writers};
 use crate::error::ArrayError;

@@ -78,8 +78,8 @@ pub use copy::{
 pub use element::{Cast, Element, kind};
 pub use error::{ArrayError, GraphError, Rejected};
 pub use expression::{
-    Arithmetic, Broadcast, Expression, Lazy, NoAxes, Numeric, Operand, Real, Scalar, Together, Updated,
-    Updates, update,
+    Arithmetic, Axes, Broadcast, Comparable, ConvertsTo, Expression, Lazy, NoAxes, Numeric, Operand, Real,
+    Scalar, Together, Updated, Updates, update,
 };
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]

@@ -17,10 +17,12 @@ pub enum ScalarType {
     Bool,
     F16,
     Bf16,
+    Complex32,
+    Complex64,
 }
 
 impl ScalarType {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
         Self::F32,
         Self::F64,
         Self::I8,
@@ -34,6 +36,8 @@ impl ScalarType {
         Self::Bool,
         Self::F16,
         Self::Bf16,
+        Self::Complex32,
+        Self::Complex64,
     ];
 
     /// The type with this number in a recording.
@@ -46,13 +50,26 @@ impl ScalarType {
             Self::I8 | Self::U8 | Self::Bool => 1,
             Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F64 | Self::I64 | Self::U64 | Self::Complex32 => 8,
+            Self::Complex64 => 16,
         }
+    }
+
+    /// True for a type of two numbers, whose names below are those of one of them.
+    pub(crate) fn is_complex(self) -> bool {
+        matches!(self, Self::Complex32 | Self::Complex64)
+    }
+
+    /// The type of the real and of the imaginary part.
+    pub(crate) fn part(self) -> Self {
+        if self.is_complex() { self.wide() } else { self }
     }
 
     /// The type that instructions calculate with. Smaller types are widened, and their results are rounded or wrapped.
     pub(crate) fn wide(self) -> Self {
         match self {
+            Self::Complex32 => Self::F32,
+            Self::Complex64 => Self::F64,
             Self::I8 | Self::I16 => Self::I32,
             Self::U8 | Self::U16 => Self::U32,
             Self::F16 | Self::Bf16 => Self::F32,

@@ -8,6 +8,14 @@ use crate::expression::emit::{EmittedValue, Emitter};
 pub(crate) fn convert(e: &mut Emitter, x: EmittedValue, to: ScalarType) -> EmittedValue {
     let register = match (x.of, to) {
         (from, to) if from == to => return x,
+        (from, to) if to.is_complex() => {
+            let [re, im] = x.parts().map(|part| convert(e, part, to.part()));
+            let zero = |e: &mut Emitter| {
+                let name = format!("mov.{}", to.name());
+                EmittedValue::new(to.part(), e.value(to.part(), &name, &[&to.literal(0.0)]))
+            };
+            return EmittedValue::complex(re, if from.is_complex() { im } else { zero(e) });
+        }
         (ScalarType::Bool, _) => {
             let (one, zero) = (to.literal(1.0), to.literal(0.0));
             let name = if to.is_float() { to.name() } else { to.bits() };
@@ -49,7 +57,7 @@ pub(crate) fn convert(e: &mut Emitter, x: EmittedValue, to: ScalarType) -> Emitt
             e.finished(to, wide)
         }
     };
-    EmittedValue { of: to, register }
+    EmittedValue::new(to, register)
 }
 
 fn float_to_integer(e: &mut Emitter, x: EmittedValue, to: ScalarType) -> crate::expression::emit::Register {

@@ -20,7 +20,27 @@ impl fmt::Display for Register {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EmittedValue {
     pub(crate) of: ScalarType,
+    /// Of a complex number the real part.
     pub(crate) register: Register,
+    /// Of other numbers the same register.
+    imaginary: Register,
+}
+
+impl EmittedValue {
+    pub(crate) fn new(of: ScalarType, register: Register) -> Self {
+        Self { of, register, imaginary: register }
+    }
+
+    /// The complex number with these parts.
+    pub(crate) fn complex(re: Self, im: Self) -> Self {
+        let of = if re.of == ScalarType::F32 { ScalarType::Complex32 } else { ScalarType::Complex64 };
+        Self { of, register: re.register, imaginary: im.register }
+    }
+
+    /// The real and the imaginary part.
+    pub(crate) fn parts(self) -> [Self; 2] {
+        [self.register, self.imaginary].map(|register| Self::new(self.of.part(), register))
+    }
 }
 
 /// An operand of an instruction: a register or a literal.
@@ -87,17 +107,17 @@ impl Emitter {
     /// Calls a function of the library for the type of its first operand.
     pub(crate) fn call(&mut self, name: &str, operands: &[EmittedValue]) -> EmittedValue {
         let Some(of) = operands.first().map(|first| first.of) else {
-            return EmittedValue { of: ScalarType::F32, register: Register('f', 0) };
+            return EmittedValue::new(ScalarType::F32, Register('f', 0));
         };
         let function = format!("gpumem_{name}_{}", of.name());
         let texts: Vec<_> = operands.iter().map(|operand| operand.register.to_string()).collect();
         let key = format!("call {function} {}", texts.join(", "));
         if let Some(register) = self.known.get(&key) {
-            return EmittedValue { of, register: *register };
+            return EmittedValue::new(of, *register);
         }
         line!(self, "{{");
         let mut names = Vec::new();
-        for (index, EmittedValue { of, register }) in operands.iter().enumerate() {
+        for (index, EmittedValue { of, register, .. }) in operands.iter().enumerate() {
             let bits = of.bits();
             line!(self, ".param .{bits} operand{index};\nst.param.{bits} [operand{index}], {register};");
             names.push(format!("operand{index}"));
@@ -110,7 +130,7 @@ impl Emitter {
         }
         let register = self.finished(of, raw);
         self.known.insert(key, register);
-        EmittedValue { of, register }
+        EmittedValue::new(of, register)
     }
 
     /// The result of an operation in the wide type, wrapped or rounded to its type.

@@ -5,8 +5,8 @@
 
 use crate::element::ScalarType;
 use crate::expression::convert::convert;
-use crate::expression::emit::{EmittedValue, Register, line};
-use crate::expression::operation::choice;
+use crate::expression::emit::{EmittedValue, Emitter, InstructionOperand, Register, line};
+use crate::expression::operation::{choice, product};
 use crate::expression::plan::KernelPlan;
 use crate::expression::text::{KernelWriter, THREADS};
 
@@ -30,6 +30,11 @@ pub(crate) enum Fold {
     /// The place of the smallest element, and of several the first.
     ArgMin,
     ArgMax,
+    /// The square root of the sum of squares.
+    Norm,
+    /// The sum of squared distances from the mean, divided by a number.
+    Variance,
+    Deviation,
 }
 
 impl Fold {
@@ -41,13 +46,19 @@ impl Fold {
         matches!(self, Self::Max | Self::ArgMax)
     }
 
-    /// The state of no elements, as a literal.
-    fn first(self, of: ScalarType) -> String {
+    fn is_variance(self) -> bool {
+        matches!(self, Self::Variance | Self::Deviation)
+    }
+
+    /// The states of no elements, as literals.
+    fn first(self, of: ScalarType) -> [String; 3] {
+        let zero = || of.literal(0.0);
         match self {
-            Self::Sum | Self::Mean | Self::Any => of.literal(0.0),
-            Self::Product | Self::All => of.literal(1.0),
-            Self::Min | Self::ArgMin => of.limit(true),
-            Self::Max | Self::ArgMax => of.limit(false),
+            Self::Sum | Self::Mean | Self::Any | Self::Norm => [zero(), zero(), zero()],
+            Self::Variance | Self::Deviation => [zero(), zero(), zero()],
+            Self::Product | Self::All => [of.literal(1.0), zero(), zero()],
+            Self::Min | Self::ArgMin => [of.limit(true), i64::MAX.to_string(), zero()],
+            Self::Max | Self::ArgMax => [of.limit(false), i64::MAX.to_string(), zero()],
         }
     }
 }
@@ -56,33 +67,45 @@ impl Fold {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FoldClass {
     pub(crate) fold: Fold,
-    /// The type of a part's result.
-    pub(crate) state: ScalarType,
+    /// The type of the elements as they are reduced.
+    pub(crate) of: ScalarType,
     /// The type of the whole result.
     pub(crate) out: ScalarType,
     /// 1, 32 or 256 for an output.
     pub(crate) threads: usize,
-    /// True if the results are those of parts.
+    /// True if the results are the states of parts.
     pub(crate) is_partial: bool,
-    /// True if the elements have been places already, which follow them.
-    pub(crate) has_places: bool,
+    /// True if the elements are states of parts.
+    pub(crate) has_states: bool,
 }
 
 impl FoldClass {
+    /// The types of a state: the value, and the place of an extreme; the parts of a complex number; the mean of some numbers, the sum of their
+    /// squared distances from it, and their count.
+    pub(crate) fn state(&self) -> Vec<ScalarType> {
+        let of = self.of.part();
+        match self.fold {
+            fold if fold.has_place() => vec![of, ScalarType::I64],
+            fold if fold.is_variance() => vec![of; 3],
+            _ if self.of.is_complex() => vec![of; 2],
+            _ => vec![of],
+        }
+    }
+
     /// The arrays that the kernel writes.
     fn results(&self) -> usize {
-        if self.fold.has_place() && self.is_partial { 2 } else { 1 }
+        if self.is_partial { self.state().len() } else { 1 }
     }
 
     pub(crate) fn key(&self) -> [u8; 7] {
-        let Self { fold, state, out, threads, is_partial, has_places } = *self;
+        let Self { fold, of, out, threads, is_partial, has_states } = *self;
         let threads = threads.ilog2() as u8;
-        [1, fold as u8, state as u8, out as u8, threads, u8::from(is_partial), u8::from(has_places)]
+        [1, fold as u8, of as u8, out as u8, threads, u8::from(is_partial), u8::from(has_states)]
     }
 }
 
-/// The type that elements are reduced in.
-pub(crate) fn state(of: ScalarType, fold: Fold) -> ScalarType {
+/// The type that elements are reduced as.
+pub(crate) fn reduced_as(of: ScalarType, fold: Fold) -> ScalarType {
     match of {
         ScalarType::F16 | ScalarType::Bf16 if !fold.has_place() => ScalarType::F32,
         other => other,
@@ -118,7 +141,7 @@ pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
     let end = w.long("add.s64", &[&start, &chunk]);
     line!(w.e, "min.u64 {end}, {end}, {inner};");
     let bases = w.addresses(&w.bases(), whole, plan.reduced_count..plan.lens.len(), 1);
-    for (value, first) in state.iter().zip(firsts(class)) {
+    for (value, first) in state.iter().zip(class.fold.first(class.of)) {
         set_literal(&mut w, *value, &first);
     }
     // Groups of elements, then those that are left.
@@ -145,17 +168,11 @@ pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
 
 /// The registers of a thread's state.
 fn new_state(w: &mut KernelWriter<'_>, class: &FoldClass) -> Vec<EmittedValue> {
-    let mut types = vec![class.state];
-    types.extend(class.fold.has_place().then_some(ScalarType::I64));
-    types.into_iter().map(|of| EmittedValue { of, register: w.e.register(of.register()) }).collect()
-}
-
-fn firsts(class: &FoldClass) -> [String; 2] {
-    [class.fold.first(class.state), i64::MAX.to_string()]
+    class.state().into_iter().map(|of| EmittedValue::new(of, w.e.register(of.register()))).collect()
 }
 
 fn set_literal(w: &mut KernelWriter<'_>, value: EmittedValue, literal: &str) {
-    let EmittedValue { of, register } = value;
+    let EmittedValue { of, register, .. } = value;
     match of {
         ScalarType::Bool => line!(w.e, "setp.ne.u32 {register}, {literal}, 0;"),
         _ => line!(w.e, "mov.{} {register}, {literal};", move_type(of)),
@@ -213,15 +230,21 @@ fn item(
     values: &[EmittedValue],
     at: Register,
 ) -> Vec<EmittedValue> {
-    let mut item: Vec<_> =
-        values.iter().take(1).map(|value| convert(&mut w.e, *value, class.state)).collect();
-    if class.fold.has_place() {
-        let place = EmittedValue { of: ScalarType::I64, register: at };
-        item.push(values.get(1).copied().filter(|_| class.has_places).unwrap_or(place));
+    if class.has_states {
+        return values.to_vec();
     }
-    item
+    let Some(value) = values.first().map(|value| convert(&mut w.e, *value, class.of)) else {
+        return Vec::new();
+    };
+    match class.fold {
+        fold if fold.has_place() => vec![value, EmittedValue::new(ScalarType::I64, at)],
+        Fold::Norm => vec![product(&mut w.e, &[value, value])],
+        _ if class.of.is_complex() => value.parts().to_vec(),
+        _ => vec![value],
+    }
 }
 
+/// A state with another state, or with an element.
 fn merged(
     w: &mut KernelWriter<'_>,
     class: &FoldClass,
@@ -229,16 +252,21 @@ fn merged(
     b: &[EmittedValue],
 ) -> Vec<EmittedValue> {
     let (Some(x), Some(y)) = (a.first().copied(), b.first().copied()) else { return Vec::new() };
-    let (e, of, name) = (&mut w.e, class.state, class.state.name());
+    let (e, of, name) = (&mut w.e, class.of, class.of.name());
     let rounding = if of.is_float() { ".rn" } else { "" };
     let instruction = match class.fold {
-        Fold::Sum | Fold::Mean => format!("add{rounding}.{name}"),
+        Fold::Product if of.is_complex() => {
+            let complex = |state: &[EmittedValue]| EmittedValue::complex(state[0], state[state.len() - 1]);
+            return product(e, &[complex(a), complex(b)]).parts().to_vec();
+        }
+        Fold::Sum | Fold::Mean | Fold::Norm => format!("add{rounding}.{name}"),
         Fold::Product if of.is_float() => format!("mul.rn.{name}"),
         Fold::Product => format!("mul.lo.{name}"),
         Fold::Min => format!("min.{name}"),
         Fold::Max => format!("max.{name}"),
         Fold::Any => "or.pred".to_owned(),
         Fold::All => "and.pred".to_owned(),
+        Fold::Variance | Fold::Deviation => return spread(e, a, b),
         Fold::ArgMin | Fold::ArgMax => {
             let (Some(place_x), Some(place_y)) = (a.get(1).copied(), b.get(1).copied()) else {
                 return Vec::new();
@@ -250,17 +278,52 @@ fn merged(
             let is_earlier = e.value(flag, "setp.lt.s64", &[&place_y.register, &place_x.register]);
             let is_first = e.value(flag, "and.pred", &[&is_equal, &is_earlier]);
             let register = e.value(flag, "or.pred", &[&is_better, &is_first]);
-            let mask = EmittedValue { of: flag, register };
+            let mask = EmittedValue::new(flag, register);
             return vec![choice(e, mask, y, x), choice(e, mask, place_y, place_x)];
         }
     };
-    let wide = e.value(of, &instruction, &[&x.register, &y.register]);
-    vec![EmittedValue { of, register: e.finished(of, wide) }]
+    let merge = |(x, y): (&EmittedValue, &EmittedValue)| {
+        let wide = e.value(x.of, &instruction, &[&x.register, &y.register]);
+        EmittedValue::new(x.of, e.finished(x.of, wide))
+    };
+    a.iter().zip(b).map(merge).collect()
+}
+
+/// Means, squared distances and counts together, or those of `a` with one more number: the updating formulas of Chan, Golub and LeVeque
+/// (Algorithms for computing the sample variance, 1983), which for one number are Welford's. They lose no digits to a large mean.
+fn spread(e: &mut Emitter, a: &[EmittedValue], b: &[EmittedValue]) -> Vec<EmittedValue> {
+    let ([mean, squares, count], Some(other)) = (a, b.first()) else { return Vec::new() };
+    let (of, name, one) = (mean.of, mean.of.name(), mean.of.literal(1.0));
+    let value = |e: &mut Emitter, instruction: &str, operands: &[InstructionOperand<'_>]| {
+        let register = e.value(of, &format!("{instruction}.{name}"), operands);
+        EmittedValue::new(of, register)
+    };
+    let apart = value(e, "sub.rn", &[&other.register, &mean.register]);
+    let (all, share, added) = match b {
+        [_, added, others] => {
+            let all = value(e, "add.rn", &[&count.register, &others.register]);
+            // Two states of no elements.
+            let by = value(e, "max", &[&all.register, &one]);
+            (all, value(e, "div.rn", &[&others.register, &by.register]), Some(added))
+        }
+        _ => {
+            let all = value(e, "add.rn", &[&count.register, &one]);
+            (all, value(e, "rcp.rn", &[&all.register]), None)
+        }
+    };
+    let step = value(e, "mul.rn", &[&apart.register, &share.register]);
+    let mean = value(e, "add.rn", &[&mean.register, &step.register]);
+    let weight = value(e, "mul.rn", &[&step.register, &count.register]);
+    let mut squares = value(e, "fma.rn", &[&apart.register, &weight.register, &squares.register]);
+    if let Some(added) = added {
+        squares = value(e, "add.rn", &[&squares.register, &added.register]);
+    }
+    vec![mean, squares, all]
 }
 
 /// Sets the registers of a state.
 fn assign(w: &mut KernelWriter<'_>, to: &[EmittedValue], from: &[EmittedValue]) {
-    for (EmittedValue { of, register: to }, EmittedValue { register: from, .. }) in to.iter().zip(from) {
+    for (EmittedValue { of, register: to, .. }, EmittedValue { register: from, .. }) in to.iter().zip(from) {
         match of {
             ScalarType::Bool => line!(w.e, "or.pred {to}, {from}, {from};"),
             of => line!(w.e, "mov.{} {to}, {from};", move_type(*of)),
@@ -283,7 +346,7 @@ fn across_warp(w: &mut KernelWriter<'_>, class: &FoldClass, state: &[EmittedValu
 
 /// The value of the lane at a distance.
 fn shuffled(w: &mut KernelWriter<'_>, value: EmittedValue, distance: usize) -> EmittedValue {
-    let EmittedValue { of, register } = value;
+    let EmittedValue { of, register, .. } = value;
     let shuffle = |w: &mut KernelWriter<'_>, word: Register| {
         let to = w.e.register('r');
         line!(w.e, "shfl.sync.bfly.b32 {to}, {word}, {distance}, 31, -1;");
@@ -304,7 +367,7 @@ fn shuffled(w: &mut KernelWriter<'_>, value: EmittedValue, distance: usize) -> E
         let word = shuffle(w, word);
         line!(w.e, "mov.b32 {result}, {word};");
     }
-    EmittedValue { of, register: result }
+    EmittedValue::new(of, result)
 }
 
 /// The bytes of a value in shared memory.
@@ -340,7 +403,7 @@ fn across_block(w: &mut KernelWriter<'_>, class: &FoldClass, place: Register, st
     line!(w.e, "{skip}:\nbar.sync 0;");
     w.e.end_block();
     let from = w.e.set('r', "and.b32", &[&lane, &(warps - 1)]);
-    for (index, EmittedValue { of, register }) in state.iter().enumerate() {
+    for (index, EmittedValue { of, register, .. }) in state.iter().enumerate() {
         let address = slot(w, index, *of, from);
         match of {
             ScalarType::Bool => {
@@ -360,19 +423,31 @@ fn finished(
     state: &[EmittedValue],
     total: Register,
 ) -> EmittedValue {
-    let value = state[state.len() - 1];
+    let e = &mut w.e;
+    let last = state[state.len() - 1];
     if class.fold.has_place() {
         // All elements are NaN: the first.
-        let is_none = w.e.value(ScalarType::Bool, "setp.eq.s64", &[&value.register, &i64::MAX]);
-        let register = w.e.value(ScalarType::I64, "selp.b64", &[&0, &value.register, &is_none]);
-        return EmittedValue { register, ..value };
+        let is_none = e.value(ScalarType::Bool, "setp.eq.s64", &[&last.register, &i64::MAX]);
+        return EmittedValue::new(
+            last.of,
+            e.value(ScalarType::I64, "selp.b64", &[&0, &last.register, &is_none]),
+        );
     }
-    let mut result = value;
-    if class.fold == Fold::Mean {
-        let count = EmittedValue { of: ScalarType::I64, register: total };
-        let count = convert(&mut w.e, count, class.state).register;
-        let name = format!("div.rn.{}", class.state.name());
-        result.register = w.e.value(class.state, &name, &[&value.register, &count]);
-    }
-    convert(&mut w.e, result, class.out)
+    let root = |e: &mut Emitter, x: EmittedValue| {
+        EmittedValue::new(x.of, e.value(x.of, &format!("sqrt.rn.{}", x.of.name()), &[&x.register]))
+    };
+    let result = match class.fold {
+        Fold::Mean | Fold::Variance | Fold::Deviation => {
+            let whole = e.value(ScalarType::F64, "mov.b64", &[&total]);
+            let by = convert(e, EmittedValue::new(ScalarType::F64, whole), class.of).register;
+            let name = format!("div.rn.{}", class.of.name());
+            let sum = state[usize::from(class.fold.is_variance())];
+            let mean = EmittedValue::new(class.of, e.value(class.of, &name, &[&sum.register, &by]));
+            if class.fold == Fold::Deviation { root(e, mean) } else { mean }
+        }
+        Fold::Norm => root(e, last),
+        _ if class.of.is_complex() => EmittedValue::complex(state[0], last),
+        _ => last,
+    };
+    convert(e, result, class.out)
 }

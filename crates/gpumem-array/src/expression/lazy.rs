@@ -4,8 +4,8 @@ use crate::array::GpuArray;
 use crate::error::ArrayError;
 use crate::expression::evaluate::evaluate;
 use crate::expression::node::{
-    Binary, Broadcast, Calculation, Constant, Converted, Expression, Inserted, Lazy, NoAxes, Operand,
-    Ternary, Together, Unary,
+    Binary, Broadcast, Calculation, Constant, Converted, ConvertsTo, Expression, Inserted, Lazy, NoAxes,
+    Operand, Ternary, Together, Unary,
 };
 use crate::expression::operation::{self, Clamp, Fma, Powi, Select};
 use crate::expression::scalar::Scalar;
@@ -40,7 +40,13 @@ macro_rules! operators {
         operators!(@ $trait $method; f32 f64 i8 i16 i32 i64 u8 u16 u32 u64);
         #[cfg(feature = "half")]
         operators!(@ $trait $method; half::f16 half::bf16);
+        operators!(@complex $trait $method);
     )*};
+    (@complex Rem rem) => {};
+    (@complex $trait:ident $method:ident) => {
+        #[cfg(feature = "complex")]
+        operators!(@ $trait $method; num_complex::Complex<f32> num_complex::Complex<f64>);
+    };
     (@ $trait:ident $method:ident; $($number:ty)*) => {$(
         impl<E: Expression<Elem = $number>> core::ops::$trait<Lazy<E>> for $number {
             type Output = Lazy<Binary<operation::$trait, Constant<$number>, E>>;
@@ -58,21 +64,32 @@ operators! {
     Rem rem;
 }
 
-impl<E: Expression> core::ops::Neg for Lazy<E>
-where
-    operation::Neg: Calculation<E::Elem>,
-{
-    type Output = Lazy<Unary<operation::Neg, E>>;
-    fn neg(self) -> Self::Output {
-        Lazy(Unary(self.0, PhantomData))
-    }
-}
+macro_rules! signs {
+    ($($trait:ident $method:ident;)*) => {$(
+        impl<E: Expression> core::ops::$trait for Lazy<E>
+        where
+            operation::$trait: Calculation<E::Elem>,
+        {
+            type Output = Lazy<Unary<operation::$trait, E>>;
+            fn $method(self) -> Self::Output {
+                Lazy(Unary(self.0, PhantomData))
+            }
+        }
 
-impl<E: Expression<Elem = bool>> core::ops::Not for Lazy<E> {
-    type Output = Lazy<Unary<operation::Not, E>>;
-    fn not(self) -> Self::Output {
-        Lazy(Unary(self.0, PhantomData))
-    }
+        impl<'e, E: Expression> core::ops::$trait for &'e Lazy<E>
+        where
+            operation::$trait: Calculation<E::Elem>,
+        {
+            type Output = Lazy<Unary<operation::$trait, &'e E>>;
+            fn $method(self) -> Self::Output {
+                Lazy(Unary(&self.0, PhantomData))
+            }
+        }
+    )*};
+}
+signs! {
+    Neg neg;
+    Not not;
 }
 
 impl<E: Expression> Lazy<E> {
@@ -131,8 +148,12 @@ impl<E: Expression> Lazy<E> {
     }
 
     /// The values as another type, as `as` converts them: floating-point numbers become the nearest ones or saturate, integers wrap, NaN
-    /// becomes zero as an integer, and as `bool` all but zero is true.
-    pub fn cast<U: Scalar>(self) -> Lazy<Converted<U, E>> {
+    /// becomes zero as an integer, and as `bool` all but zero is true. A number becomes a complex one with the imaginary part 0; the other way
+    /// are [`Lazy::re`], [`Lazy::im`] and [`Lazy::abs`].
+    pub fn cast<U: Scalar>(self) -> Lazy<Converted<U, E>>
+    where
+        E::Elem: ConvertsTo<U>,
+    {
         Lazy(Converted(self.0, PhantomData))
     }
 

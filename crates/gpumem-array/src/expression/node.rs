@@ -2,7 +2,7 @@
 
 use crate::array::{AsView, GpuView};
 use crate::error::ArrayError;
-use crate::expression::scalar::Scalar;
+use crate::expression::scalar::{Comparable, Scalar};
 use crate::expression::tape::{CAST, Tape};
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -18,7 +18,7 @@ pub trait Expression {
     /// The type of its elements.
     type Elem: Scalar;
     /// Its dimension, [`NoAxes`] for a number.
-    type Dim;
+    type Dim: Axes;
     #[doc(hidden)]
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError>;
 }
@@ -58,7 +58,7 @@ pub struct Lazy<E>(pub(crate) E);
 )]
 pub trait Operand<T: Scalar> {
     /// Its dimension type: [`NoAxes`] for a number.
-    type Dim;
+    type Dim: Axes;
     /// Its expression.
     type Expression: Expression<Elem = T, Dim = Self::Dim>;
     #[doc(hidden)]
@@ -75,8 +75,28 @@ pub struct NoAxes;
 )]
 pub trait Broadcast<E> {
     /// The dimension of the result.
-    type Dim;
+    type Dim: Axes;
 }
+
+/// A dimension of expressions: one of `ndarray`'s, or [`NoAxes`]. With itself and with a number it stays what it is, so a generic function
+/// needs no bounds for these.
+///
+/// ```
+/// # use gpumem_array::GpuArray;
+/// # let gpu = gpumem_array::example_gpu()?;
+/// use gpumem_array::{Expression, Lazy};
+///
+/// fn gelu<E: Expression<Elem = f32> + Copy>(x: Lazy<E>) -> Lazy<impl Expression<Elem = f32, Dim = E::Dim>> {
+///     x * ((x * -1.702).exp() + 1.0).recip()
+/// }
+/// let x = GpuArray::from_slice(&gpu, &[0.0_f32, 100.0])?;
+/// assert_eq!(gelu(x.lazy()).eval()?.to_vec()?, [0.0, 100.0]);
+/// # Ok::<(), gpumem_array::ArrayError>(())
+/// ```
+pub trait Axes: Sized + Broadcast<NoAxes, Dim = Self> + Broadcast<Self, Dim = Self> {}
+
+impl<D: Dimension> Axes for D {}
+impl Axes for NoAxes {}
 
 impl<D: Dimension + DimMax<E>, E: Dimension> Broadcast<E> for D {
     type Dim = <D as DimMax<E>>::Output;
@@ -144,7 +164,7 @@ impl<T: Scalar> Expression for Constant<T> {
     type Elem = T;
     type Dim = NoAxes;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
-        tape.number(self.value, self.identity);
+        self.value.record(self.identity, tape);
         Ok(())
     }
 }
@@ -255,6 +275,25 @@ where
         tape.broadcast(second, third, F::NAME)?;
         tape.broadcast(first, second, F::NAME)
     }
+}
+
+/// An element type whose values an expression converts to `U`: all types to each other, but complex numbers only to complex numbers.
+#[diagnostic::on_unimplemented(
+    message = "elements of `{Self}` are not converted to `{U}`",
+    note = "of a complex expression, `.re()`, `.im()` and `.abs()` are real"
+)]
+pub trait ConvertsTo<U>: Scalar {}
+
+impl<T: Comparable, U: Scalar> ConvertsTo<U> for T {}
+#[cfg(feature = "complex")]
+mod complex {
+    use super::ConvertsTo;
+    use num_complex::Complex;
+
+    impl ConvertsTo<Complex<f32>> for Complex<f32> {}
+    impl ConvertsTo<Complex<f64>> for Complex<f32> {}
+    impl ConvertsTo<Complex<f32>> for Complex<f64> {}
+    impl ConvertsTo<Complex<f64>> for Complex<f64> {}
 }
 
 /// A conversion to the type `U`.

@@ -6,7 +6,7 @@ use crate::element::ScalarType;
 use crate::expression::convert::as_word;
 use crate::expression::emit::{EmittedValue, Emitter};
 use crate::expression::node::{Binary, Broadcast, Calculation, Expression, Lazy, Operand, Unary};
-use crate::expression::scalar::{Arithmetic, Real, Scalar};
+use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar};
 use crate::expression::tape::OPERATIONS;
 use core::marker::PhantomData;
 
@@ -46,20 +46,43 @@ macro_rules! operations {
     };
     (@calculation bool $result:tt $name:ident $method:ident) => {
         impl Calculation<bool> for $name {
-            operations!(@body bool $name $method);
+            operations!(@body bool, $name $method);
         }
     };
+    (@calculation Number same $name:ident $method:ident) => {
+        impl<T: Arithmetic + Comparable> Calculation<T> for $name {
+            operations!(@body T, $name $method);
+        }
+    };
+    // Of a complex number, or of its parts.
+    (@calculation $elem:tt part $name:ident $method:ident) => {
+        #[cfg(feature = "complex")]
+        operations!(@parts $name $method; num_complex::Complex<f32> => f32, num_complex::Complex<f64> => f64);
+    };
+    (@calculation $elem:tt complex $name:ident $method:ident) => {
+        #[cfg(feature = "complex")]
+        operations!(@parts $name $method; f32 => num_complex::Complex<f32>, f64 => num_complex::Complex<f64>);
+    };
+    (@calculation Complex same $name:ident $method:ident) => {
+        #[cfg(feature = "complex")]
+        operations!(@parts $name $method; num_complex::Complex<f32> => num_complex::Complex<f32>, num_complex::Complex<f64> => num_complex::Complex<f64>);
+    };
+    (@parts $name:ident $method:ident; $($from:ty => $to:ty),*) => {$(
+        impl Calculation<$from> for $name {
+            operations!(@body $to, $name $method);
+        }
+    )*};
     (@calculation $bound:tt same $name:ident $method:ident) => {
         impl<T: $bound> Calculation<T> for $name {
-            operations!(@body T $name $method);
+            operations!(@body T, $name $method);
         }
     };
     (@calculation $bound:tt bool $name:ident $method:ident) => {
         impl<T: $bound> Calculation<T> for $name {
-            operations!(@body bool $name $method);
+            operations!(@body bool, $name $method);
         }
     };
-    (@body $out:tt $name:ident $method:ident) => {
+    (@body $out:ty, $name:ident $method:ident) => {
         type Out = $out;
         const TOKEN: u8 = OPERATIONS + Index::$name as u8;
         const NAME: &'static str = stringify!($method);
@@ -93,33 +116,62 @@ macro_rules! operations {
     (@method (3) $(#[$attribute:meta])* $name:ident $method:ident) => {};
 }
 
+#[cfg(feature = "complex")]
+macro_rules! magnitudes {
+    ($($part:ident)*) => {$(
+        impl Calculation<num_complex::Complex<$part>> for Abs {
+            type Out = $part;
+            const TOKEN: u8 = <Self as Calculation<$part>>::TOKEN;
+            const NAME: &'static str = <Self as Calculation<$part>>::NAME;
+        }
+    )*};
+}
+#[cfg(feature = "complex")]
+magnitudes! { f32 f64 }
+
 operations! {
     (2) Arithmetic => same {
-    Add add |e, x| rounded(e, "add", x);
-    Sub sub |e, x| rounded(e, "sub", x);
+    Add add |e, x| by_parts(e, x, |e, x| rounded(e, "add", x));
+    Sub sub |e, x| by_parts(e, x, |e, x| rounded(e, "sub", x));
     Mul mul |e, x| product(e, x);
     // An integer divided by zero is zero, and so is its rest.
     Div div |e, x| quotient(e, x);
+    }
+    (1) Arithmetic => same {
+    Neg neg |e, x| by_parts(e, x, |e, x| opposite(e, x[0]));
+    }
+    1 Arithmetic => same {
+    /// The product with itself.
+    Square square |e, x| product(e, &[x[0], x[0]]);
+    }
+    (2) Number => same {
     Rem rem |e, x| rest(e, x);
     }
-
-    (1) Arithmetic => same {
-    Neg neg |e, x| opposite(e, x[0]);
-    }
-
-    2 Arithmetic => same {
+    2 Number => same {
     /// The larger one. NaN is passed over.
     Max max |e, x| exact(e, "max", x);
     /// The smaller one. NaN is passed over.
     Min min |e, x| exact(e, "min", x);
     }
-    1 Arithmetic => same {
-    /// The absolute value.
-    Abs abs |e, x| if x[0].of.is_signed() { exact(e, "abs", x) } else { x[0] };
+    1 Number => same {
+    /// The absolute value. Of a complex number it is real, and does not overflow unless the result does.
+    Abs abs |e, x| magnitude(e, x);
     /// -1, 0 or 1. NaN stays NaN.
     Sign sign |e, x| sign(e, x[0]);
-    /// The product with itself.
-    Square square |e, x| product(e, &[x[0], x[0]]);
+    }
+    1 Complex => same {
+    /// The complex conjugate.
+    Conj conj |e, x| conjugate(e, x[0]);
+    }
+    1 Complex => part {
+    /// The real part of a complex number.
+    Re re |_e, x| x[0].parts()[0];
+    /// The imaginary part of a complex number.
+    Im im |_e, x| x[0].parts()[1];
+    }
+    2 Real => complex {
+    /// The complex number with this real part and another number as its imaginary part.
+    FromParts complex |_e, x| EmittedValue::complex(x[0], x[1]);
     }
     1 Real => same {
     /// The square root, correctly rounded.
@@ -176,8 +228,10 @@ operations! {
     Pow pow |e, x| e.call("pow", x);
     /// The angle of the point (`other`, `self`).
     Atan2 atan2 |e, x| e.call("atan2", x);
+    /// The square root of the sum of both squares, which do not overflow unless the result does.
+    Hypot hypot |e, x| e.call("hypot", x);
     }
-    2 Scalar => bool {
+    2 Comparable => bool {
     /// True where `self` is less.
     Less lt |e, x| comparison(e, "lt", x);
     /// True where `self` is less or equal.
@@ -186,10 +240,12 @@ operations! {
     Greater gt |e, x| comparison(e, "gt", x);
     /// True where `self` is greater or equal.
     GreaterOrEqual ge |e, x| comparison(e, "ge", x);
+    }
+    2 Scalar => bool {
     /// True where both are equal.
-    Equal equals |e, x| comparison(e, "eq", x);
+    Equal equals |e, x| equality(e, x);
     /// True where both differ.
-    Different differs |e, x| if x[0].of.is_float() { comparison(e, "neu", x) } else { comparison(e, "ne", x) };
+    Different differs |e, x| difference(e, x);
     }
     1 Real => bool {
     /// True where the number is NaN.
@@ -217,7 +273,7 @@ operations! {
     (3) Real => same {
     Fma mul_add |e, x| rounded(e, "fma", x);
     }
-    (3) Arithmetic => same {
+    (3) Number => same {
     Clamp clamp |e, x| clamped(e, x);
     }
 }
@@ -238,15 +294,60 @@ fn instruction(e: &mut Emitter, name: &str, x: &[EmittedValue]) -> EmittedValue 
     let of = x[0].of;
     let operands: Vec<_> = x.iter().map(|value| &value.register as &dyn core::fmt::Display).collect();
     let wide = e.value(of.wide(), name, &operands);
-    EmittedValue { of, register: e.finished(of, wide) }
+    EmittedValue::new(of, e.finished(of, wide))
 }
 
 fn flag(e: &mut Emitter, name: &str, x: &[EmittedValue]) -> EmittedValue {
     let operands: Vec<_> = x.iter().map(|value| &value.register as &dyn core::fmt::Display).collect();
-    EmittedValue { of: ScalarType::Bool, register: e.value(ScalarType::Bool, name, &operands) }
+    EmittedValue::new(ScalarType::Bool, e.value(ScalarType::Bool, name, &operands))
 }
 
-fn product(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
+/// An operation on the real and on the imaginary parts of complex numbers; on other numbers as it is.
+fn by_parts(
+    e: &mut Emitter,
+    x: &[EmittedValue],
+    operation: impl Fn(&mut Emitter, &[EmittedValue]) -> EmittedValue,
+) -> EmittedValue {
+    if !x[0].of.is_complex() {
+        return operation(e, x);
+    }
+    let [re, im] = [0, 1].map(|part| {
+        let parts: Vec<_> = x.iter().map(|value| value.parts()[part]).collect();
+        operation(e, &parts)
+    });
+    EmittedValue::complex(re, im)
+}
+
+fn magnitude(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
+    match x[0].of {
+        of if of.is_complex() => e.call("hypot", &x[0].parts()),
+        of if of.is_signed() => exact(e, "abs", x),
+        _ => x[0],
+    }
+}
+
+fn conjugate(e: &mut Emitter, x: EmittedValue) -> EmittedValue {
+    let [re, im] = x.parts();
+    EmittedValue::complex(re, opposite(e, im))
+}
+
+/// The sum of two products, or their difference.
+fn of_products(
+    e: &mut Emitter,
+    name: &str,
+    [a, b]: [EmittedValue; 2],
+    [c, d]: [EmittedValue; 2],
+) -> EmittedValue {
+    let products = [rounded(e, "mul", &[a, b]), rounded(e, "mul", &[c, d])];
+    rounded(e, name, &products)
+}
+
+pub(crate) fn product(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
+    if x[0].of.is_complex() {
+        let ([a, b], [c, d]) = (x[0].parts(), x[1].parts());
+        let re = of_products(e, "sub", [a, c], [b, d]);
+        return EmittedValue::complex(re, of_products(e, "add", [a, d], [b, c]));
+    }
     if x[0].of.is_float() { rounded(e, "mul", x) } else { exact(e, "mul.lo", x) }
 }
 
@@ -272,12 +373,19 @@ fn divisor(e: &mut Emitter, x: EmittedValue) -> [EmittedValue; 3] {
     } else {
         (is_zero, by)
     };
-    let is = |register| EmittedValue { of: flag, register };
-    [EmittedValue { of: x.of, register: by }, is(is_zero), is(is_minus)]
+    let is = |register| EmittedValue::new(flag, register);
+    [EmittedValue::new(x.of, by), is(is_zero), is(is_minus)]
 }
 
 fn quotient(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
     let of = x[0].of;
+    if of.is_complex() {
+        let ([a, b], [c, d]) = (x[0].parts(), x[1].parts());
+        let by = of_products(e, "add", [c, c], [d, d]);
+        let [re, im] = [of_products(e, "add", [a, c], [b, d]), of_products(e, "sub", [b, c], [a, d])];
+        let [re, im] = [re, im].map(|part| rounded(e, "div", &[part, by]));
+        return EmittedValue::complex(re, im);
+    }
     if of.is_float() {
         return rounded(e, "div", x);
     }
@@ -287,7 +395,7 @@ fn quotient(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
         let opposite = opposite(e, x[0]);
         result = choice(e, is_minus, opposite, result);
     }
-    let zero = EmittedValue { of, register: e.value(of, &format!("mov.{}", of.bits()), &[&0]) };
+    let zero = EmittedValue::new(of, e.value(of, &format!("mov.{}", of.bits()), &[&0]));
     choice(e, is_zero, zero, result)
 }
 
@@ -305,16 +413,13 @@ fn sign(e: &mut Emitter, x: EmittedValue) -> EmittedValue {
     let [zero, one, minus] = [0.0, 1.0, -1.0].map(|value| of.literal(value));
     let is_above = e.value(ScalarType::Bool, &format!("setp.gt.{name}"), &[&x.register, &zero]);
     if !of.is_signed() {
-        return EmittedValue {
-            of,
-            register: e.value(of, &format!("selp.{bits}"), &[&one, &zero, &is_above]),
-        };
+        return EmittedValue::new(of, e.value(of, &format!("selp.{bits}"), &[&one, &zero, &is_above]));
     }
     let is_below = e.value(ScalarType::Bool, &format!("setp.lt.{name}"), &[&x.register, &zero]);
     let select = if of.is_float() { name } else { bits };
     // NaN and zero are neither.
     let above = e.value(of, &format!("selp.{select}"), &[&one, &x.register, &is_above]);
-    EmittedValue { of, register: e.value(of, &format!("selp.{select}"), &[&minus, &above, &is_below]) }
+    EmittedValue::new(of, e.value(of, &format!("selp.{select}"), &[&minus, &above, &is_below]))
 }
 
 fn whole(e: &mut Emitter, rounding: &str, x: EmittedValue) -> EmittedValue {
@@ -328,8 +433,29 @@ fn comparison(e: &mut Emitter, name: &str, x: &[EmittedValue]) -> EmittedValue {
     flag(e, &format!("setp.{name}.{}", x[0].of.name()), &x)
 }
 
+fn equality(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
+    if x[0].of.is_complex() {
+        let ([a, b], [c, d]) = (x[0].parts(), x[1].parts());
+        let both = [comparison(e, "eq", &[a, c]), comparison(e, "eq", &[b, d])];
+        return flag(e, "and.pred", &both);
+    }
+    comparison(e, "eq", x)
+}
+
+fn difference(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
+    if x[0].of.is_float() {
+        // True for NaN.
+        let is_equal = equality(e, x);
+        return flag(e, "not.pred", &[is_equal]);
+    }
+    comparison(e, "ne", x)
+}
+
 /// The first where the mask is true, otherwise the second.
 pub(crate) fn choice(e: &mut Emitter, mask: EmittedValue, a: EmittedValue, b: EmittedValue) -> EmittedValue {
+    if a.of.is_complex() {
+        return by_parts(e, &[a, b], |e, x| choice(e, mask, x[0], x[1]));
+    }
     if a.of == ScalarType::Bool {
         let one = flag(e, "and.pred", &[mask, a]);
         let no = flag(e, "not.pred", &[mask]);
@@ -338,7 +464,7 @@ pub(crate) fn choice(e: &mut Emitter, mask: EmittedValue, a: EmittedValue, b: Em
     }
     let name = if a.of.is_float() { a.of.name() } else { a.of.bits() };
     let register = e.value(a.of, &format!("selp.{name}"), &[&a.register, &b.register, &mask.register]);
-    EmittedValue { of: a.of, register }
+    EmittedValue::new(a.of, register)
 }
 
 /// NaN stays NaN.

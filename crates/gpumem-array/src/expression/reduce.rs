@@ -7,7 +7,7 @@ use crate::expression::evaluate::{ExpressionMemory, blocks, with_memory, without
 use crate::expression::fold::{self, FIRST_AXIS, Fold, FoldClass, GROUP};
 use crate::expression::node::{Converted, Expression, Lazy};
 use crate::expression::plan::{KernelPlan, NARROW_MAX};
-use crate::expression::scalar::{Arithmetic, Real, Scalar};
+use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar};
 use crate::expression::tape::{Notes, Tape};
 use crate::expression::text::{NAME, THREADS};
 use crate::gpu::Gpu;
@@ -72,15 +72,16 @@ impl Division {
         notes: &Notes,
         class: &FoldClass,
         argument_count: usize,
-        total: usize,
+        total: f64,
     ) {
         let is_row = plan.reduced_count == 1 || plan.lens[0].is_multiple_of(GROUP);
         plan.lanes = if is_row { GROUP } else { 1 };
         plan.is_wide = self.inner.max(self.outputs) > NARROW_MAX;
         plan.argument_count = argument_count;
         plan.words.clear();
-        let words: [usize; FIRST_AXIS] = [self.outputs, self.inner, self.parts, self.chunk, total];
+        let words: [usize; FIRST_AXIS - 1] = [self.outputs, self.inner, self.parts, self.chunk];
         plan.words.extend(words.map(|word| word as u64));
+        plan.words.push(total.to_bits());
         plan.push_axes(1);
         plan.end(notes, &class.key());
     }
@@ -104,13 +105,15 @@ fn entry(gpu: &Gpu, plan: &KernelPlan) -> Result<Arc<GeneratedKernel>, ArrayErro
     gpu.library().generated().entry(&plan.key)
 }
 
-/// The reduction of an expression. Errors name `operation`; `empty` is the result of no elements.
+/// The reduction of an expression. Errors name `operation`; `empty` is the result of no elements. A mean or variance is divided by their
+/// number less `ddof`, which is 0 for others.
 pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
     operation: &'static str,
     expression: &E,
     fold: Fold,
     axis: Option<Axis>,
     empty: Option<T>,
+    ddof: f64,
 ) -> Result<GpuArray<T, D>, ArrayError> {
     with_memory(|ExpressionMemory { notes, plan }| {
         let mut tape = Tape::new(operation, notes);
@@ -148,13 +151,18 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
             };
             return GpuArray::from_elem(gpu, dim, empty);
         }
+        if !(0.0..=total as f64).contains(&ddof) {
+            let expected = "`ddof` is at least 0, and at most the number of elements of an output";
+            return Err(ArrayError::Shape { operation, left: shape, right: dim.slice().to_vec(), expected });
+        }
+        let total = total as f64 - ddof;
         let Tape { mut arguments, notes, .. } = tape;
         plan.reduction(notes, &shape, is_reduced, fold.has_place())?;
         let division = Division::of(plan, true);
-        let state = fold::state(E::Elem::TYPE, fold);
+        let of = fold::reduced_as(E::Elem::TYPE, fold);
         let (is_partial, array_count) = (division.parts > 1, plan.argument_count);
         let mut class =
-            FoldClass { fold, state, out: T::TYPE, threads: division.threads, is_partial, has_places: false };
+            FoldClass { fold, of, out: T::TYPE, threads: division.threads, is_partial, has_states: false };
         if !is_partial {
             arguments.array((result.writes(), result.address()));
             division.end(plan, notes, &class, array_count + 1, total);
@@ -163,18 +171,13 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
             arguments.launch(gpu, function, division.blocks(), &plan.words).queue(operation)?;
             return Ok(result);
         }
-        // The parts of the outputs: their values, and their places.
+        // The states of the parts.
         let count = division.parts * division.outputs;
-        let bytes = |size: usize| {
-            let layout = Layout::dense(Ix1(count * size), ElementOrder::Row, 1)?;
-            GpuArray::<u8, Ix1>::unwritten(gpu, layout)
+        let array = |of: ScalarType| {
+            let layout = Layout::dense(Ix1(count * of.size()), ElementOrder::Row, 1)?;
+            Ok((GpuArray::<u8, Ix1>::unwritten(gpu, layout)?, of))
         };
-        let values = bytes(state.size())?;
-        let places = if fold.has_place() { Some(bytes(8)?) } else { None };
-        let parts: Vec<_> = [(Some(&values), state), (places.as_ref(), ScalarType::I64)]
-            .into_iter()
-            .filter_map(|(array, of)| array.map(|array| (array, of)))
-            .collect();
+        let parts = class.state().into_iter().map(array).collect::<Result<Vec<_>, ArrayError>>()?;
         let mut arguments = arguments;
         parts.iter().for_each(|(array, _)| arguments.array((array.writes(), array.address())));
         division.end(plan, notes, &class, array_count + parts.len(), total);
@@ -193,8 +196,7 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
         let Tape { mut arguments, notes, .. } = tape;
         plan.reduction(notes, &shape, |axis| axis == 0, true)?;
         let division = Division::of(plan, false);
-        class =
-            FoldClass { threads: division.threads, is_partial: false, has_places: fold.has_place(), ..class };
+        class = FoldClass { threads: division.threads, is_partial: false, has_states: true, ..class };
         arguments.array((result.writes(), result.address()));
         let array_count = plan.argument_count;
         division.end(plan, notes, &class, array_count + 1, total);
@@ -211,22 +213,22 @@ pub(crate) fn sum<E: Expression<Elem: Arithmetic>>(
     operation: &'static str,
     expression: &E,
 ) -> Result<GpuArray<E::Elem, Ix0>, ArrayError> {
-    reduce(operation, expression, Fold::Sum, None, Some(E::Elem::ZERO))
+    reduce(operation, expression, Fold::Sum, None, Some(E::Elem::ZERO), 0.0)
 }
 
 macro_rules! reductions {
-    ($($(#[$attribute:meta])* $all:ident $along:ident $bound:ident $fold:ident $out:ty, $empty:expr;)*) => {
+    ($($(#[$attribute:meta])* $all:ident $along:ident ($($bound:tt)*) $fold:ident $out:ty, $empty:expr $(, $ddof:ident)?;)*) => {
         impl<E: Expression> Lazy<E> {$(
             $(#[$attribute])*
             ///
             /// # Errors
             ///
             /// Those of [`Lazy::eval`], and where it has no value [`ArrayError::Shape`] for no elements.
-            pub fn $all(&self) -> Result<GpuArray<$out, Ix0>, ArrayError>
+            pub fn $all(&self $(, $ddof: f64)?) -> Result<GpuArray<$out, Ix0>, ArrayError>
             where
-                E::Elem: $bound,
+                E::Elem: $($bound)*,
             {
-                reduce(stringify!($all), &self.0, Fold::$fold, None, $empty)
+                reduce(stringify!($all), &self.0, Fold::$fold, None, $empty, 0.0 $(+ $ddof)?)
             }
 
             $(#[$attribute])*
@@ -235,12 +237,16 @@ macro_rules! reductions {
             /// # Errors
             ///
             /// Those of the reduction of all elements, and [`ArrayError::Shape`] if there is no such axis.
-            pub fn $along(&self, axis: Axis) -> Result<GpuArray<$out, <E::Dim as Dimension>::Smaller>, ArrayError>
+            pub fn $along(
+                &self,
+                axis: Axis
+                $(, $ddof: f64)?
+            ) -> Result<GpuArray<$out, <E::Dim as Dimension>::Smaller>, ArrayError>
             where
-                E::Elem: $bound,
+                E::Elem: $($bound)*,
                 E::Dim: Dimension,
             {
-                reduce(stringify!($along), &self.0, Fold::$fold, Some(axis), $empty)
+                reduce(stringify!($along), &self.0, Fold::$fold, Some(axis), $empty, 0.0 $(+ $ddof)?)
             }
         )*}
     };
@@ -251,19 +257,34 @@ reductions! {
     ///
     /// The order of the additions depends only on the number of elements; along an axis also on the other axes, and on whether that axis is
     /// the one whose elements are next to each other.
-    sum sum_axis Arithmetic Sum E::Elem, Some(E::Elem::ZERO);
+    sum sum_axis (Arithmetic) Sum E::Elem, Some(E::Elem::ZERO);
     /// The product. Of no elements it is one.
-    product product_axis Arithmetic Product E::Elem, Some(E::Elem::ONE);
+    product product_axis (Arithmetic) Product E::Elem, Some(E::Elem::ONE);
     /// The mean.
-    mean mean_axis Real Mean E::Elem, None;
+    mean mean_axis (Real) Mean E::Elem, None;
     /// The largest element. NaN is passed over.
-    max_element max_axis Arithmetic Max E::Elem, None;
+    max_element max_axis (Arithmetic + Comparable) Max E::Elem, None;
     /// The smallest element. NaN is passed over.
-    min_element min_axis Arithmetic Min E::Elem, None;
+    min_element min_axis (Arithmetic + Comparable) Min E::Elem, None;
     /// The place of the largest element in row-major order, and of several the first. NaN is passed over.
-    argmax argmax_axis Arithmetic ArgMax i64, None;
+    argmax argmax_axis (Arithmetic + Comparable) ArgMax i64, None;
     /// The place of the smallest element in row-major order, and of several the first. NaN is passed over.
-    argmin argmin_axis Arithmetic ArgMin i64, None;
+    argmin argmin_axis (Arithmetic + Comparable) ArgMin i64, None;
+    /// The variance: the sum of squared distances from the mean, divided by the number of elements less `ddof`, which is 1 for the variance of
+    /// a sample. A large mean costs no digits: states are merged by the formulas of Welford and of Chan, Golub and LeVeque.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1e6_f32, 1e6 + 1.0, 1e6 + 2.0])?;
+    /// assert_eq!(x.lazy().var(1.0)?.into_scalar()?, 1.0);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    var var_axis (Real) Variance E::Elem, None, ddof;
+    /// The standard deviation: the square root of [`Lazy::var`].
+    std std_axis (Real) Deviation E::Elem, None, ddof;
+    /// The Euclidean norm: the square root of the sum of squares, which may overflow where the result does not.
+    norm norm_axis (Real) Norm E::Elem, Some(E::Elem::ZERO);
 }
 
 macro_rules! truths {
@@ -275,7 +296,7 @@ macro_rules! truths {
             ///
             /// Those of [`Lazy::eval`].
             pub fn $all(&self) -> Result<GpuArray<bool, Ix0>, ArrayError> {
-                reduce(stringify!($all), &self.0, Fold::$fold, None, Some($empty))
+                reduce(stringify!($all), &self.0, Fold::$fold, None, Some($empty), 0.0)
             }
 
             $(#[$attribute])*
@@ -288,7 +309,7 @@ macro_rules! truths {
             where
                 E::Dim: Dimension,
             {
-                reduce(stringify!($along), &self.0, Fold::$fold, Some(axis), Some($empty))
+                reduce(stringify!($along), &self.0, Fold::$fold, Some(axis), Some($empty), 0.0)
             }
         )*}
     };
@@ -308,7 +329,7 @@ impl<E: Expression<Elem = bool>> Lazy<E> {
     ///
     /// Those of [`Lazy::eval`].
     pub fn count(&self) -> Result<GpuArray<i64, Ix0>, ArrayError> {
-        reduce("count", &Converted::<i64, _>(&self.0, PhantomData), Fold::Sum, None, Some(0))
+        reduce("count", &Converted::<i64, _>(&self.0, PhantomData), Fold::Sum, None, Some(0), 0.0)
     }
 
     /// The number of elements that are true, along an axis, which the result does not have.
@@ -320,6 +341,6 @@ impl<E: Expression<Elem = bool>> Lazy<E> {
     where
         E::Dim: Dimension,
     {
-        reduce("count_axis", &Converted::<i64, _>(&self.0, PhantomData), Fold::Sum, Some(axis), Some(0))
+        reduce("count_axis", &Converted::<i64, _>(&self.0, PhantomData), Fold::Sum, Some(axis), Some(0), 0.0)
     }
 }

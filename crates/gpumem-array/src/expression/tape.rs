@@ -3,7 +3,6 @@
 //! It has the operations in postfix notation as bytes, the arrays and numbers, and the shapes. A thread's expressions reuse its memory, so
 //! that a recording allocates nothing.
 
-use crate::element::Element;
 use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::scalar::Scalar;
@@ -111,13 +110,13 @@ impl<'v, 'n> Tape<'v, 'n> {
     }
 
     /// Records a number. Numbers of one identity are the same.
-    pub(crate) fn number<T: Scalar>(&mut self, value: T, identity: u64) {
+    pub(crate) fn number(&mut self, of: ScalarType, bits: u64, identity: u64) {
         let numbers = &mut self.notes.numbers;
         let index = numbers.iter().position(|known| known.identity == identity).unwrap_or(numbers.len());
         if index == numbers.len() {
-            numbers.push(RecordedNumber { identity, bits: bits(&value) });
+            numbers.push(RecordedNumber { identity, bits });
         }
-        self.notes.tokens.extend([NUMBER, u8::try_from(index).unwrap_or(u8::MAX), T::TYPE as u8]);
+        self.notes.tokens.extend([NUMBER, u8::try_from(index).unwrap_or(u8::MAX), of as u8]);
     }
 
     /// Adds an array that the kernel writes. Its argument comes after those of all other arrays.
@@ -289,13 +288,6 @@ fn next<'e>(entries: &'e mut Vec<LeafElement>, count: &mut usize) -> &'e mut Lea
     }
     *count += 1;
     &mut entries[*count - 1]
-}
-
-/// The bytes of a number, which fill at most one word.
-fn bits<T: Element>(value: &T) -> u64 {
-    let (mut word, bytes) = ([0; 8], bytemuck::bytes_of(value));
-    word.iter_mut().zip(bytes).for_each(|(to, byte)| *to = *byte);
-    u64::from_le_bytes(word)
 }
 
 /// The name of an expression in errors, unless it stands for an operation on arrays.

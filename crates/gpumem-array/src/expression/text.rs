@@ -129,6 +129,9 @@ impl<'p> KernelWriter<'p> {
 
     /// The elements at an address, one for each lane.
     pub(crate) fn load(&mut self, of: ScalarType, address: Register, lanes: usize) -> Vec<EmittedValue> {
+        if of.is_complex() {
+            return self.load_complex(of.part(), address, lanes);
+        }
         let raw: Vec<Register> = (0..lanes).map(|_| self.e.register(memory_register(of))).collect();
         let list: Vec<_> = raw.iter().map(ToString::to_string).collect();
         match lanes {
@@ -138,6 +141,18 @@ impl<'p> KernelWriter<'p> {
         raw.into_iter().map(|raw| self.loaded(of, raw)).collect()
     }
 
+    /// Complex numbers at an address. A single one may be aligned to its parts alone.
+    fn load_complex(&mut self, part: ScalarType, address: Register, lanes: usize) -> Vec<EmittedValue> {
+        let parts = match lanes {
+            1 => {
+                let at = self.long("add.s64", &[&address, &part.size()]);
+                [self.load(part, address, 1), self.load(part, at, 1)].concat()
+            }
+            _ => self.load(part, address, 2 * lanes),
+        };
+        parts.chunks_exact(2).map(|parts| EmittedValue::complex(parts[0], parts[1])).collect()
+    }
+
     /// A value as it was in memory.
     fn loaded(&mut self, of: ScalarType, raw: Register) -> EmittedValue {
         let register = match of {
@@ -145,11 +160,19 @@ impl<'p> KernelWriter<'p> {
             ScalarType::F16 | ScalarType::Bf16 => self.e.half_value(of, raw),
             _ => raw,
         };
-        EmittedValue { of, register }
+        EmittedValue::new(of, register)
     }
 
     pub(crate) fn store(&mut self, address: Register, values: &[EmittedValue]) {
         let Some(of) = values.first().map(|value| value.of) else { return };
+        if of.is_complex() {
+            let parts: Vec<_> = values.iter().flat_map(|value| value.parts()).collect();
+            if values.len() > 1 {
+                return self.store(address, &parts);
+            }
+            let at = self.long("add.s64", &[&address, &of.part().size()]);
+            return [address, at].into_iter().zip(&parts).for_each(|(at, part)| self.store(at, &[*part]));
+        }
         let raw = |value: &EmittedValue| match of {
             ScalarType::Bool => convert(&mut self.e, *value, ScalarType::U8).register.to_string(),
             ScalarType::F16 | ScalarType::Bf16 => self.e.half_bits(of, value.register).to_string(),

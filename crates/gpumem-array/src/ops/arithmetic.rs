@@ -39,7 +39,7 @@ macro_rules! methods {
                 /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 pub fn $try[B: Operand<T>](view, other: B) -> Result<GpuArray<T, Together<D, B::Dim>>, ArrayError>
-                where (D: Broadcast<B::Dim, Dim: Dimension>) {
+                where (D: Broadcast<B::Dim, Dim: Dimension>, $operation: Calculation<T, Out = T>) {
                     let right = other.into_expression();
                     evaluate($name, &Binary::<$operation, _, _>(Elements(view.view()), right, PhantomData))
                 }
@@ -68,6 +68,7 @@ macro_rules! methods {
                 pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError>
                 where
                     D: Broadcast<B::Dim>,
+                    $operation: Calculation<T, Out = T>,
                 {
                     let before = ElementsBefore { index: 0, element: PhantomData::<(T, D)> };
                     let right = other.into_expression();

@@ -7,7 +7,7 @@ use crate::array::{GpuArray, GpuView, GpuViewMut};
 use crate::element::kind::Kind;
 use crate::error::or_panic;
 use crate::expression::evaluate::evaluate;
-use crate::expression::node::{Binary, Broadcast, Constant, Elements, Together};
+use crate::expression::node::{Binary, Broadcast, Calculation, Constant, Elements, Together};
 use crate::expression::{Arithmetic, Operand, operation};
 use crate::ops::arithmetic::{apply_owned, scalar_owned};
 use core::marker::PhantomData;
@@ -23,6 +23,7 @@ macro_rules! operators {
             impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for &GpuArray<T, D, K>
             where
                 D: Broadcast<B::Dim, Dim: Dimension>,
+                operation::$trait: Calculation<T, Out = T>,
             {
                 type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
@@ -37,6 +38,7 @@ macro_rules! operators {
             impl<T: Arithmetic, D: Dimension, B: Operand<T>> $trait<B> for GpuView<'_, T, D>
             where
                 D: Broadcast<B::Dim, Dim: Dimension>,
+                operation::$trait: Calculation<T, Out = T>,
             {
                 type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
@@ -51,6 +53,7 @@ macro_rules! operators {
             impl<T: Arithmetic, D: Dimension, B: Operand<T>> $trait<B> for &GpuView<'_, T, D>
             where
                 D: Broadcast<B::Dim, Dim: Dimension>,
+                operation::$trait: Calculation<T, Out = T>,
             {
                 type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
@@ -65,6 +68,7 @@ macro_rules! operators {
             impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for GpuArray<T, D, K>
             where
                 D: Broadcast<B::Dim, Dim: Dimension>,
+                operation::$trait: Calculation<T, Out = T>,
             {
                 type Output = GpuArray<T, Together<D, B::Dim>>;
                 #[track_caller]
@@ -79,6 +83,7 @@ macro_rules! operators {
             impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $assign_trait<B> for GpuArray<T, D, K>
             where
                 D: Broadcast<B::Dim>,
+                operation::$trait: Calculation<T, Out = T>,
             {
                 #[track_caller]
                 fn $assign(&mut self, right: B) {
@@ -92,6 +97,7 @@ macro_rules! operators {
             impl<T: Arithmetic, D: Dimension, B: Operand<T>> $assign_trait<B> for GpuViewMut<'_, T, D>
             where
                 D: Broadcast<B::Dim>,
+                operation::$trait: Calculation<T, Out = T>,
             {
                 #[track_caller]
                 fn $assign(&mut self, right: B) {
@@ -102,7 +108,13 @@ macro_rules! operators {
             numbers!($name $trait $method; f32, f64, i8, i16, i32, i64, u8, u16, u32, u64);
             #[cfg(feature = "half")]
             numbers!($name $trait $method; half::f16, half::bf16);
+            operators!(@complex $name $trait $method);
         )*
+    };
+    (@complex $name:literal Rem rem) => {};
+    (@complex $name:literal $trait:ident $method:ident) => {
+        #[cfg(feature = "complex")]
+        numbers!($name $trait $method; num_complex::Complex<f32>, num_complex::Complex<f64>);
     };
 }
 

@@ -2,10 +2,10 @@
 
 use crate::array::{GpuArray, readers};
 use crate::error::ArrayError;
-use crate::expression::Arithmetic;
 use crate::expression::node::Elements;
 use crate::expression::reduce::sum;
-use ndarray::{Dimension, Ix0};
+use crate::expression::{Arithmetic, Real};
+use ndarray::{Axis, Dimension, Ix0};
 
 readers! {
     Arithmetic;
@@ -33,4 +33,62 @@ readers! {
     pub fn sum(view) -> Result<GpuArray<T, Ix0>, ArrayError> {
         sum("sum", &Elements(view.view()))
     }
+}
+
+macro_rules! eager {
+    ($bound:ident; $($all:ident $along:ident $what:literal $(, $ddof:ident)?;)*) => {
+        readers! {
+            $bound;
+
+            $(
+                #[doc = concat!($what, " of all elements, on the device; see [`Lazy::", stringify!($all), "`](crate::Lazy::", stringify!($all), ").")]
+                ///
+                /// # Errors
+                ///
+                /// - [`ArrayError::Shape`] for no elements, if they have no such value, and if `ddof` exceeds their number.
+                /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                pub fn $all(view $(, $ddof: f64)?) -> Result<GpuArray<T, Ix0>, ArrayError> {
+                    view.lazy().$all($($ddof)?)
+                }
+            )*
+        }
+        eager!(@along $bound; $($along $what $(, $ddof)?;)*);
+    };
+    (@along $bound:ident; $($along:ident $what:literal $(, $ddof:ident)?;)*) => {
+        readers! {
+            $bound;
+
+            $(
+                #[doc = concat!($what, " of the elements along an axis, which the result does not have; see [`Lazy::", stringify!($along), "`](crate::Lazy::", stringify!($along), ").")]
+                ///
+                /// # Errors
+                ///
+                /// - [`ArrayError::Shape`] if there is no such axis, or it has no elements and they no such value, and if `ddof` exceeds its
+                ///   length.
+                /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
+                /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                pub fn $along(view, axis: Axis $(, $ddof: f64)?) -> Result<GpuArray<T, D::Smaller>, ArrayError> {
+                    view.lazy().$along(axis $(, $ddof)?)
+                }
+            )*
+        }
+    };
+}
+
+eager! {
+    Real;
+    mean mean_axis "The mean";
+    var var_axis "The variance", ddof;
+    std std_axis "The standard deviation", ddof;
+}
+eager! {
+    Arithmetic;
+    product product_axis "The product";
+}
+eager! {
+    @along Arithmetic;
+    sum_axis "The sum";
 }

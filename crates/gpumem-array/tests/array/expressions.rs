@@ -1,8 +1,9 @@
 //! Expressions, against `ndarray`.
 
 use crate::support::gpu;
-use gpumem_array::ndarray::{Array1, Array2, Array3, Axis, Ix1, array, s};
-use gpumem_array::{ArrayError, Expression, GpuArray, GpuView, Lazy, Real, update};
+use gpumem_array::ndarray::{Array1, Array2, Array3, Axis, Dimension, Ix1, Ix2, RemoveAxis, array, s};
+use gpumem_array::{Arithmetic, ArrayError, Expression, GpuArray, GpuView, Lazy, Real, update};
+use num_complex::Complex;
 
 mod differential;
 
@@ -56,6 +57,83 @@ fn parts_are_merged() {
     }
 }
 
+/// Against two passes in `f64`: of few and of many elements, whole and along axes, with a mean that is large beside the deviation.
+#[test]
+fn variances_are_those_of_ndarray() {
+    let gpu = gpu();
+    for (shape, mean) in
+        [([3, 5, 7], 0.0), ([1 << 14, 3, 2], 1e3), ([2, 3, 1 << 14], 1e3), ([1, 1, 70_000], 1e4)]
+    {
+        let host = Array3::from_shape_fn(shape, |(i, j, k)| {
+            (((i * 7919 + j * 104_729 + k * 31) % 1009) as f32 / 256.0) + mean
+        });
+        let exact = host.mapv(f64::from);
+        let x = GpuArray::from_array(&gpu, &host).unwrap();
+        let double = GpuArray::from_array(&gpu, &exact).unwrap();
+        let near = |found: f32, wanted: f64, units: f64| {
+            let apart = (f64::from(found) - wanted).abs();
+            assert!(apart <= units * f64::from(f32::EPSILON) * wanted, "{shape:?}: {found} is not {wanted}");
+        };
+        near(x.mean().unwrap().into_scalar().unwrap(), exact.mean().unwrap(), 2.0);
+        // The error of a distance from the mean is that of the mean, whose size is up to 2,600 deviations.
+        let units = 8.0 + f64::from(mean);
+        for ddof in [0.0, 1.0] {
+            let wanted = exact.var(ddof);
+            near(x.var(ddof).unwrap().into_scalar().unwrap(), wanted, units);
+            near(x.std(ddof).unwrap().into_scalar().unwrap(), wanted.sqrt(), units);
+            let found = double.var(ddof).unwrap().into_scalar().unwrap();
+            assert!((found - wanted).abs() <= 1e-10 * wanted, "{shape:?}: {found} is not {wanted}");
+        }
+        for axis in 0..3 {
+            let ddof = if shape[axis] > 1 { 1.0 } else { 0.0 };
+            let (found, wanted) = (x.var_axis(Axis(axis), ddof).unwrap(), exact.var_axis(Axis(axis), ddof));
+            let (found, root) =
+                (found.to_array().unwrap(), x.std_axis(Axis(axis), ddof).unwrap().to_array().unwrap());
+            assert_eq!(found.shape(), wanted.shape());
+            for ((found, root), wanted) in found.iter().zip(&root).zip(&wanted) {
+                near(*found, *wanted, units);
+                near(*root, wanted.sqrt(), units);
+            }
+        }
+        let wanted = exact.iter().map(|x| x * x).sum::<f64>().sqrt();
+        near(x.lazy().norm().unwrap().into_scalar().unwrap(), wanted, 4.0);
+    }
+    let few = GpuArray::from_slice(&gpu, &[1.0_f32, 3.0]).unwrap();
+    assert!(few.var(2.0).unwrap().into_scalar().unwrap().is_infinite());
+    assert!(matches!(few.var(3.0), Err(ArrayError::Shape { operation: "var", .. })));
+    assert!(matches!(few.var(-1.0), Err(ArrayError::Shape { .. })));
+    assert!(matches!(few.std(f64::NAN), Err(ArrayError::Shape { .. })));
+    assert!(matches!(few.std_axis(Axis(1), 0.0), Err(ArrayError::Shape { .. })));
+    let none = GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap();
+    assert!(none.var(0.0).is_err() && none.mean().is_err());
+    assert_eq!(none.product().unwrap().into_scalar().unwrap(), 1.0);
+    assert_eq!(none.lazy().norm_axis(Axis(0)).unwrap().to_vec().unwrap(), [0.0; 3]);
+}
+
+#[test]
+fn complex_numbers_are_those_of_num_complex() {
+    differential::complex(&gpu());
+}
+
+#[test]
+fn complex_arrays_have_operators_sums_and_parts() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((300, 40), |(i, j)| Complex::new(i as f32 - 100.0, j as f32));
+    let z = GpuArray::from_array(&gpu, &host).unwrap();
+    let turned = &z * Complex::i() + Complex::new(0.0, 1.0);
+    assert_eq!(turned.to_array().unwrap(), host.mapv(|z| z * Complex::i() + Complex::i()));
+    assert_eq!(z.sum().unwrap().into_scalar().unwrap(), host.sum());
+    assert_eq!(z.t().sum_axis(Axis(1)).unwrap().to_array().unwrap(), host.sum_axis(Axis(0)));
+    assert_eq!(z.lazy().conj().im().min_element().unwrap().into_scalar().unwrap(), -39.0);
+    let units = GpuArray::from_elem(&gpu, 70_001, Complex::<f64>::i()).unwrap();
+    assert_eq!(units.product().unwrap().into_scalar().unwrap(), Complex::i());
+    assert_eq!(units.dot(&units).unwrap().into_scalar().unwrap(), Complex::new(-70_001.0, 0.0));
+    let (angle, length) = (GpuArray::from_slice(&gpu, &[0.0_f64, 1.0]).unwrap(), 2.0);
+    let polar = (angle.lazy().cos() * length).complex(angle.lazy().sin() * length);
+    assert_eq!(polar.abs().eval().unwrap().to_vec().unwrap(), [2.0, 2.0]);
+    assert_eq!(polar.re().eval().unwrap().to_vec().unwrap()[0], 2.0);
+}
+
 /// The sum of all elements does not depend on where they are.
 #[test]
 fn the_order_of_a_sum_is_that_of_its_length() {
@@ -91,11 +169,7 @@ fn a_chain_is_one_kernel() {
 
 #[test]
 fn functions_of_expressions_fuse() {
-    fn gelu<E: Expression<Elem = f32> + Copy>(x: Lazy<E>) -> Lazy<impl Expression<Elem = f32, Dim = E::Dim>>
-    where
-        E::Dim: gpumem_array::Broadcast<gpumem_array::NoAxes, Dim = E::Dim>
-            + gpumem_array::Broadcast<E::Dim, Dim = E::Dim>,
-    {
+    fn gelu<E: Expression<Elem = f32> + Copy>(x: Lazy<E>) -> Lazy<impl Expression<Elem = f32, Dim = E::Dim>> {
         x * ((-(x * 1.702)).exp() + 1.0).recip()
     }
     fn square_root<T: Real>(x: &GpuArray<T, Ix1>) -> GpuArray<T, Ix1> {
@@ -105,6 +179,78 @@ fn functions_of_expressions_fuse() {
     let x = GpuArray::from_slice(&gpu, &[0.0_f32, 100.0]).unwrap();
     assert_eq!(gelu(x.lazy()).eval().unwrap().to_vec().unwrap(), [0.0, 100.0]);
     assert_eq!(square_root(&x).to_vec().unwrap(), [0.0, 10.0]);
+}
+
+/// Functions over element types and dimensions read like those over `ndarray`: their bounds name an element type, and at most a dimension.
+#[test]
+fn generic_functions_need_no_bounds_for_broadcasting() {
+    fn softmax<T: Real>(x: &GpuView<'_, T, Ix2>) -> Result<GpuArray<T, Ix2>, ArrayError> {
+        let largest = x.lazy().max_axis(Axis(1))?;
+        let powers = (x.lazy() - largest.lazy().insert_axis(Axis(1))).exp().eval()?;
+        let sums = powers.sum_axis(Axis(1))?;
+        (powers.lazy() / sums.lazy().insert_axis(Axis(1))).eval()
+    }
+    fn centred<T: Real, D: RemoveAxis>(x: &GpuArray<T, D>) -> Result<GpuArray<T, D>, ArrayError> {
+        Ok(x - &x.mean()?)
+    }
+    fn mirrored<T: Arithmetic, D: Dimension>(
+        x: &GpuView<'_, T, D>,
+        y: &GpuArray<T, D>,
+    ) -> Result<GpuArray<T, D>, ArrayError> {
+        (-x.lazy() + y * T::ONE - (x + T::ONE)).eval()
+    }
+    fn far<T: Arithmetic>(
+        row: &GpuArray<T, Ix1>,
+        table: &GpuArray<T, Ix2>,
+    ) -> Result<GpuArray<T, Ix2>, ArrayError> {
+        (row.lazy() - table).square().eval()
+    }
+    fn between<A, B>(a: Lazy<A>, b: Lazy<B>, weight: f32) -> Lazy<impl Expression<Elem = f32, Dim = A::Dim>>
+    where
+        A: Expression<Elem = f32> + Copy,
+        B: Expression<Elem = f32, Dim = A::Dim>,
+    {
+        a + (b - a) * weight
+    }
+    let gpu = gpu();
+    let x = GpuArray::from_array(&gpu, &array![[1.0_f64, 1.0], [0.0, 1e3]]).unwrap();
+    assert_eq!(softmax(&x.view()).unwrap().to_array().unwrap(), array![[0.5, 0.5], [0.0, 1.0]]);
+    assert_eq!(centred(&x).unwrap().to_vec().unwrap(), [-249.5, -249.5, -250.5, 749.5]);
+    assert_eq!(mirrored(&x.view(), &x).unwrap().to_vec().unwrap(), [-2.0, -2.0, -1.0, -1001.0]);
+    let row = GpuArray::from_slice(&gpu, &[1.0, 2.0]).unwrap();
+    assert_eq!(far(&row, &x).unwrap().to_vec().unwrap(), [0.0, 1.0, 1.0, 998.0 * 998.0]);
+    let a = GpuArray::from_slice(&gpu, &[0.0_f32, 8.0]).unwrap();
+    assert_eq!(between(a.lazy(), a.lazy() * 2.0, 0.25).eval().unwrap().to_vec().unwrap(), [0.0, 10.0]);
+}
+
+/// What `ndarray` has as operators of arrays, views and numbers, with operands of unequal dimensions.
+#[test]
+fn operators_read_like_those_of_ndarray() {
+    let gpu = gpu();
+    let host = array![[1.0_f32, 2.0], [3.0, 5.0]];
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    let v = GpuArray::from_slice(&gpu, &[10.0_f32, 20.0]).unwrap();
+    let (view, row) = (x.view(), array![10.0, 20.0]);
+    let same = |found: GpuArray<f32, Ix2>, wanted: Array2<f32>| assert_eq!(found.to_array().unwrap(), wanted);
+    same(&view + 1.0, &host + 1.0);
+    same(1.0 - &x, 1.0 - &host);
+    same(-&x, -&host);
+    same(-view.clone(), -&host);
+    same(&v - &x, &row - &host);
+    same(v.view() - &view, &row - &host);
+    let mean = view.mean().unwrap();
+    same(&mean - &x, 2.75 - &host);
+    same(mean - &x, 2.75 - &host);
+    same(&x * v.lazy(), &host * &row);
+    same(&x * &v.lazy(), &host * &row);
+    same((v.lazy() * &x).eval().unwrap(), &row * &host);
+    same((&v.lazy() * &x).eval().unwrap(), &row * &host);
+    let lazy = x.lazy();
+    same((-&lazy).eval().unwrap(), -&host);
+    same((-lazy).eval().unwrap(), -&host);
+    let mask = x.lazy().gt(2.5);
+    assert_eq!((!&mask).eval().unwrap().to_vec().unwrap(), [true, true, false, false]);
+    assert_eq!((!mask).count().unwrap().into_scalar().unwrap(), 2);
 }
 
 #[test]

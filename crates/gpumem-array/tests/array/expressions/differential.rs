@@ -4,6 +4,7 @@
 use gpumem_array::ndarray::{Array3, Axis, Ix3, Slice, Zip};
 use gpumem_array::{Arithmetic, Gpu, GpuArray, GpuView, Scalar};
 use half::{bf16, f16};
+use num_complex::Complex;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -101,6 +102,19 @@ macro_rules! halves {
     )*};
 }
 halves!(f16, bf16);
+macro_rules! complex {
+    ($($part:ident),*) => {$(
+        impl Sample for Complex<$part> {
+            fn sample(bits: u32) -> Self {
+                Self::new($part::sample(bits), $part::sample(bits.rotate_left(16) ^ 0x5A5A))
+            }
+            fn distance(self, other: Self) -> u64 {
+                self.re.distance(other.re).max(self.im.distance(other.im))
+            }
+        }
+    )*};
+}
+complex!(f32, f64);
 impl Sample for bool {
     fn sample(bits: u32) -> Self {
         bits.is_multiple_of(2)
@@ -279,6 +293,23 @@ pub(crate) fn halves(gpu: &Gpu) {
     }}
 }
 
+/// Complex numbers: each operation has the bits of `num-complex`, but for the absolute value.
+pub(crate) fn complex(gpu: &Gpu) {
+    each! { gpu, Complex<f32> Complex<f64>; {
+        "copy" 0 |x, _y| x, |a, _b| a;
+        "sums" 0 |x, y| x + y - T::i() + (-x), |a, b| a + b - T::i() + (-a);
+        "product" 0 |x, y| x * y * T::new(0.0, 2.0), |a, b| a * b * T::new(0.0, 2.0);
+        "quotient" 0 |x, y| x / y, |a, b| a / b;
+        "left" 0 |x, y| T::new(1.0, -1.0) / x - T::ONE * y.square(), |a, b| T::new(1.0, -1.0) / a - T::ONE * (b * b);
+        "conjugate" 0 |x, y| x.conj() * y, |a, b| a.conj() * b;
+        "parts" 0 |x, y| (x.re() + y.im()).complex(x.im() - 1.0), |a, b| T::new(a.re + b.im, a.im - 1.0);
+        "absolute" 2 |x, _y| x.abs(), |a, _b| a.re.hypot(a.im);
+        "choice" 0 |x, y| x.equals(y).or(x.re().gt(0.0)).select(x, T::i()), |a, b| if a == b || a.re > 0.0 { a } else { T::i() };
+        "differs" 0 |x, y| x.differs(y), |a, b| a != b;
+        "to other" 0 |x, y| x.cast::<Complex<f64>>() + y.re().cast::<Complex<f64>>(), |a, b| Complex::new(a.re as f64, a.im as f64) + Complex::new(b.re as f64, 0.0);
+    }}
+}
+
 /// Truth values.
 pub(crate) fn truths(gpu: &Gpu) {
     each! { gpu, bool; {
@@ -294,7 +325,7 @@ pub(crate) fn truths(gpu: &Gpu) {
 /// Each row: a name, how far the results may be apart, a reduction of all elements and along an axis, and the same for a lane.
 macro_rules! reductions {
     ($gpu:expr, $($type:ty)+; $row:tt) => {$( reductions!(@ $gpu, $type; $row); )+};
-    (@ $gpu:expr, $type:ty; {$($name:literal $units:literal |$x:ident, $y:ident| $expr:expr, |$a:ident, $b:ident| $host:expr, $all:ident $along:ident |$lane:ident| $wanted:expr;)*}) => {
+    (@ $gpu:expr, $type:ty; {$($name:literal $units:literal |$x:ident, $y:ident| $expr:expr, |$a:ident, $b:ident| $host:expr, $all:ident $along:ident $([$ddof:expr])? |$lane:ident| $wanted:expr;)*}) => {
         proptest!(|((shape, left, right, bits) in cases(), row in 0..[$($name),*].len(), axis in 0..3_usize)| {
             prop_assume!(shape.iter().all(|len| *len > 0));
             let (x, y) = (Pair::<$type>::new($gpu, shape, left, &bits), Pair::<$type>::new($gpu, shape, right, &bits[3..]));
@@ -308,11 +339,11 @@ macro_rules! reductions {
                     let ($x, $y) = (view_x.lazy(), view_y.lazy());
                     let elements = Zip::from(&a).and(&b).map_collect(|$a, $b| { let ($a, $b) = (*$a, *$b); $host });
                     let what = concat!(stringify!($type), " ", $name);
-                    let found = $expr.$all().unwrap().into_scalar().unwrap();
+                    let found = $expr.$all($($ddof)?).unwrap().into_scalar().unwrap();
                     let $lane: Vec<_> = elements.iter().copied().collect();
                     let wanted = $wanted;
                     assert!(found.distance(wanted) <= $units, "{what} of all: {found:?} is not {wanted:?}");
-                    let found = $expr.$along(Axis(axis)).unwrap().to_array().unwrap();
+                    let found = $expr.$along(Axis(axis) $(, $ddof)?).unwrap().to_array().unwrap();
                     let wanted = elements.map_axis(Axis(axis), |lane| {
                         let $lane: Vec<_> = lane.iter().copied().collect();
                         $wanted
@@ -337,7 +368,18 @@ fn best<T: Copy>(lane: &[T], is_better: impl Fn(T, T) -> bool, is_nan: impl Fn(T
         .map_or(0, |(place, _)| place as i64)
 }
 
+/// By two passes.
+fn variance(lane: &[f64]) -> f64 {
+    let mean = lane.iter().sum::<f64>() / lane.len() as f64;
+    lane.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / lane.len() as f64
+}
+
 pub(crate) fn reductions(gpu: &Gpu) {
+    reductions! { gpu, Complex<f32> Complex<f64>; {
+        // Small whole numbers are added without an error. Units of a product: the sign of a zero depends on the order.
+        "sum" 0 |x, y| x.re().gt(0.0).select(T::i(), T::new(2.0, -1.0)) * y.re().gt(0.0).select(T::ONE, -T::ONE), |a, b| if a.re > 0.0 { T::i() } else { T::new(2.0, -1.0) } * if b.re > 0.0 { T::ONE } else { -T::ONE }, sum sum_axis |lane| lane.iter().sum::<T>() + T::ZERO;
+        "product" 1 |x, y| x.re().gt(0.0).select(T::i(), -T::ONE) * y.re().gt(0.0).select(T::ONE, T::i()), |a, b| if a.re > 0.0 { T::i() } else { -T::ONE } * if b.re > 0.0 { T::ONE } else { T::i() }, product product_axis |lane| lane.iter().product::<T>() + T::ZERO;
+    }}
     reductions! { gpu, i8 i32 i64 u16 u64; {
         "sum" 0 |x, y| x * 3 - y, |a, b| a.wrapping_mul(3).wrapping_sub(b), sum sum_axis |lane| lane.iter().fold(0, |sum: T, value| sum.wrapping_add(*value));
         "product" 0 |x, y| x + y, |a, b| a.wrapping_add(b), product product_axis |lane| lane.iter().fold(1, |product: T, value| product.wrapping_mul(*value));
@@ -357,5 +399,12 @@ pub(crate) fn reductions(gpu: &Gpu) {
         "min" 0 |x, _y| x - 0.5, |a, _b| a - 0.5, min_element min_axis |lane| lane.iter().fold(T::INFINITY, |best, value| best.min(*value));
         "argmax" 0 |x, y| x - y, |a, b| a - b, argmax argmax_axis |lane| best(&lane, |a, b| a > b, T::is_nan);
         "argmin" 0 |x, y| x + y, |a, b| a + b, argmin argmin_axis |lane| best(&lane, |a, b| a < b, T::is_nan);
+        // Whole numbers and their squares are added without an error, and roots are correctly rounded.
+        "norm" 0 |x, y| x.clamp(-4.0, 4.0).floor() + y.gt(0.0).cast::<T>(), |a, b| a.clamp(-4.0, 4.0).floor() + T::from(u8::from(b > 0.0)), norm norm_axis |lane| lane.iter().map(|x| x * x).sum::<T>().sqrt();
+    }}
+    reductions! { gpu, f32 f64; {
+        // The error of a distance from the mean is that of the mean, which is up to 20 times larger.
+        "var" 600 |x, y| x.gt(y).select(10.0 as T, 11.0), |a, b| if a > b { 10.0 } else { 11.0 }, var var_axis [0.0] |lane| variance(&lane.iter().map(|x| f64::from(*x)).collect::<Vec<_>>()) as T;
+        "std" 600 |x, y| x.gt(y).select(-2.0 as T, 1.0), |a, b| if a > b { -2.0 } else { 1.0 }, std std_axis [0.0] |lane| variance(&lane.iter().map(|x| f64::from(*x)).collect::<Vec<_>>()).sqrt() as T;
     }}
 }
