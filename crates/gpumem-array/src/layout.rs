@@ -6,7 +6,7 @@
 pub(crate) mod plan;
 
 use crate::error::ArrayError;
-use ndarray::{Axis, Dimension, IxDyn, RemoveAxis, Slice, SliceArg, SliceInfoElem};
+use ndarray::{Axis, Dimension, Ix1, IxDyn, RemoveAxis, Slice, SliceArg, SliceInfoElem};
 
 /// Shape, strides and the offset of the first element, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,6 +254,13 @@ impl<D: Dimension> Layout<D> {
         self.dim.slice_mut().reverse();
         self.strides.slice_mut().reverse();
         self
+    }
+
+    /// The elements with equal indices on all axes. One without axes has one element.
+    pub(crate) fn diagonal(&self) -> Layout<Ix1> {
+        let len = self.shape().iter().copied().min().unwrap_or(1);
+        let stride: isize = self.strides().sum();
+        Layout { dim: Ix1(len), strides: Ix1(stride.cast_unsigned()), offset: self.offset }
     }
 
     /// The elements that `slice` selects on `axis`, by `ndarray`'s rules: negative indices count from the end.

@@ -8,7 +8,7 @@ use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::layout::{ElementOrder, Layout};
-use ndarray::{Axis, Dimension, IntoDimension, Ix2, RemoveAxis, Slice, SliceArg};
+use ndarray::{Axis, Dimension, IntoDimension, Ix1, Ix2, RemoveAxis, Slice, SliceArg};
 
 /// Implements methods of arrays, views, mutable views and [`GpuCow`](crate::GpuCow), for a bound on the elements and for any dimension type
 /// or a specific one.
@@ -301,6 +301,22 @@ readers! {
     #[must_use]
     pub fn t('v view) -> GpuView<'v, T, D> {
         view.with_layout(view.layout().clone().transposed())
+    }
+
+    /// A view of the elements with equal indices on all axes.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::array;
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.diag().to_vec()?, [1, 5]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    #[must_use]
+    pub fn diag('v view) -> GpuView<'v, T, Ix1> {
+        view.with_layout(view.layout().diagonal())
     }
 
     /// A view with the axes in another order: axis `axes[i]` becomes axis `i`.

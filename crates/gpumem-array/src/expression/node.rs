@@ -170,11 +170,18 @@ impl<T: Scalar> Expression for Constant<T> {
 }
 
 /// The elements of an array that is updated, before the update.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct ElementsBefore<T, D> {
     pub(crate) index: usize,
     pub(crate) element: PhantomData<(T, D)>,
 }
+
+impl<T, D> Clone for ElementsBefore<T, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T, D> Copy for ElementsBefore<T, D> {}
 
 impl<T: Scalar, D: Dimension> Expression for ElementsBefore<T, D> {
     type Elem = T;

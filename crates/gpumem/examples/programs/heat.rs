@@ -25,7 +25,10 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let mut next = GpuArray::zeros(gpu, (SIDE, SIDE))?;
     for _ in 0..STEPS {
         let centre = u.slice(s![1..-1, 1..-1])?;
-        let sides = u.slice(s![..-2, 1..-1])?.lazy() + u.slice(s![2.., 1..-1])? + u.slice(s![1..-1, ..-2])? + u.slice(s![1..-1, 2..])?;
+        let sides = u.slice(s![..-2, 1..-1])?.lazy()
+            + u.slice(s![2.., 1..-1])?
+            + u.slice(s![1..-1, ..-2])?
+            + u.slice(s![1..-1, 2..])?;
         next.slice_mut(s![1..-1, 1..-1])?.assign_expr(centre.lazy() + (sides - centre.lazy() * 4.0) * R)?;
         std::mem::swap(&mut u, &mut next);
     }

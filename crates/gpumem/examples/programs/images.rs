@@ -43,7 +43,13 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let counts = mask.lazy().count_axis(Axis(0))?;
     let share = mask.lazy().count()?.into_scalar()? as f64 / mask.len() as f64;
     let picture = mask.slice(s![0, .., ..])?.to_array()?;
-    let lines = picture.outer_iter().map(|row| row.iter().map(|one| if *one { '#' } else { '.' }).collect::<String>());
+    let lines = picture
+        .outer_iter()
+        .map(|row| row.iter().map(|one| if *one { '#' } else { '.' }).collect::<String>());
     let lines = lines.collect::<Vec<_>>().join(" ");
-    Ok(format!("{:.1} % of {} pixels are edges, of the first digit {lines}", share * 100.0, counts.len() * 1797))
+    Ok(format!(
+        "{:.1} % of {} pixels are edges, of the first digit {lines}",
+        share * 100.0,
+        counts.len() * 1797
+    ))
 }

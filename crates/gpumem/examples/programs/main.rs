@@ -13,7 +13,6 @@ mod kmeans;
 mod logistic;
 mod n_body;
 mod network;
-mod pagerank;
 mod pca;
 mod softmax;
 
@@ -24,7 +23,7 @@ use std::time::Instant;
 /// Runs on a `Gpu`, and returns its result in words.
 type Program = fn(&Gpu) -> Result<String, Box<dyn Error>>;
 
-const PROGRAMS: [(&str, Program); 10] = [
+const PROGRAMS: [(&str, Program); 9] = [
     ("kmeans", kmeans::run),
     ("softmax", softmax::run),
     ("network", network::run),
@@ -33,7 +32,6 @@ const PROGRAMS: [(&str, Program); 10] = [
     ("black_scholes", black_scholes::run),
     ("n_body", n_body::run),
     ("images", images::run),
-    ("pagerank", pagerank::run),
     ("logistic", logistic::run),
 ];
 
@@ -45,7 +43,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let device = Device::new(&gpumem::sim::driver_or_sim()?, 0)?;
     let gpu = Gpu::new(&Pool::new(&device)?)?;
-    for (name, program) in PROGRAMS.iter().filter(|(name, _)| names.is_empty() || names.iter().any(|n| n == name)) {
+    for (name, program) in
+        PROGRAMS.iter().filter(|(name, _)| names.is_empty() || names.iter().any(|n| n == name))
+    {
         let start = Instant::now();
         let result = program(&gpu).map_err(|error| format!("{name}: {error}"))?;
         println!("{name:14} {:6.2} s  {result}", start.elapsed().as_secs_f64());

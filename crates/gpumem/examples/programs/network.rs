@@ -38,7 +38,7 @@ impl<D: Dimension> Parameter<D> {
         update((&mut self.value, &mut self.mean, &mut self.square), |(value, mean, square)| {
             let mean = mean + (gradient.lazy() - mean) * 0.1;
             let square = square + (gradient.lazy() * gradient - square) * 0.001;
-            (value - mean * rate / (square.sqrt() + 1e-8), mean, square)
+            (value - mean.clone() * rate / (square.clone().sqrt() + 1e-8), mean, square)
         })
     }
 }
@@ -49,11 +49,12 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let digits = GpuArray::from_array(gpu, &shown)?;
     let (known, unknown) = (x.slice(s![..1500, ..])?, x.slice(s![1500.., ..])?);
     let classes = GpuArray::from_slice(gpu, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])?;
-    let one_hot = digits.slice(s![..1500])?.lazy().insert_axis(Axis(1)).equals(&classes).cast::<f32>().eval()?;
-    let mut rng = Rng::new(gpu, 7)?;
-    let mut w1 = Parameter::new(rng.normal::<f32, _>((64, 32))? * 0.125)?;
+    let one_hot =
+        digits.slice(s![..1500])?.lazy().insert_axis(Axis(1)).equals(&classes).cast::<f32>().eval()?;
+    let mut rng = Rng::new(7);
+    let mut w1 = Parameter::new(GpuArray::random_normal(gpu, (64, 32), &mut rng)? * 0.125)?;
     let mut b1 = Parameter::new(GpuArray::zeros(gpu, 32)?)?;
-    let mut w2 = Parameter::new(rng.normal::<f32, _>((32, 10))? * 0.18)?;
+    let mut w2 = Parameter::new(GpuArray::random_normal(gpu, (32, 10), &mut rng)? * 0.18)?;
     let mut b2 = Parameter::new(GpuArray::zeros(gpu, 10)?)?;
     for step in 1..=60 {
         let h = (known.dot(&w1.value)?.lazy() + &b1.value).tanh().eval()?;

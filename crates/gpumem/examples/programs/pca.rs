@@ -27,7 +27,7 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let x = GpuArray::from_array(gpu, &images.mapv(f64::from))?;
     let centred = &x - x.lazy().mean_axis(Axis(0))?;
     let mut covariance = centred.t().dot(&centred)? / (x.nrows() as f64 - 1.0);
-    let whole = covariance.diag()?.sum()?.into_scalar()?;
+    let whole = covariance.diag().sum()?.into_scalar()?;
     let mut found = Vec::new();
     for known in SHARES {
         let mut v = GpuArray::from_elem(gpu, 64, 1.0)?;

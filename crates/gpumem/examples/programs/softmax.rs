@@ -20,7 +20,8 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let digits = GpuArray::from_array(gpu, &shown)?;
     let (known, unknown) = (x.slice(s![..1500, ..])?, x.slice(s![1500.., ..])?);
     let classes = GpuArray::from_slice(gpu, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])?;
-    let one_hot = digits.slice(s![..1500])?.lazy().insert_axis(Axis(1)).equals(&classes).cast::<f32>().eval()?;
+    let one_hot =
+        digits.slice(s![..1500])?.lazy().insert_axis(Axis(1)).equals(&classes).cast::<f32>().eval()?;
     let mut w = GpuArray::<f32, _>::zeros(gpu, (64, 10))?;
     let mut p = one_hot.try_clone()?;
     for _ in 0..60 {
