@@ -1,6 +1,6 @@
 //! [`Scalar`]: the element types of expressions.
 
-use crate::element::{Element, NumericType, ScalarType};
+use crate::element::{Element, NumericType, ProductKernels, ScalarType};
 use crate::expression::node::{Constant, NoAxes, Operand};
 use crate::expression::tape::Tape;
 
@@ -131,29 +131,34 @@ impl Real for f64 {
     }
 }
 
-/// An element type with matrix products: `f32`, `f64`, `i32`, `i64`.
+/// An element type with matrix products: `f32`, `f64`, integers of 32 and 64 bits, and with the feature `half` `f16` and `bf16`.
 pub trait Numeric: Arithmetic {
     #[doc(hidden)]
-    const KERNELS: NumericType;
+    const KERNELS: ProductKernels;
 }
 
 macro_rules! numeric {
-    ($($name:ident $type:ty;)*) => {$(
+    ($($type:ty: $kernels:expr;)*) => {$(
         impl Numeric for $type {
-            const KERNELS: NumericType = NumericType::$name;
+            const KERNELS: ProductKernels = $kernels;
         }
     )*};
 }
+// Integers wrap, so the bits of a product do not depend on the sign.
 numeric! {
-    F32 f32;
-    F64 f64;
-    I32 i32;
-    I64 i64;
+    f32: ProductKernels::Numeric(NumericType::F32);
+    f64: ProductKernels::Numeric(NumericType::F64);
+    i32: ProductKernels::Numeric(NumericType::I32);
+    u32: ProductKernels::Numeric(NumericType::I32);
+    i64: ProductKernels::Numeric(NumericType::I64);
+    u64: ProductKernels::Numeric(NumericType::I64);
 }
 
 #[cfg(feature = "half")]
 mod half_precision {
-    use super::{Arithmetic, Comparable, Constant, NoAxes, Operand, Real, Scalar, ScalarType};
+    use super::{
+        Arithmetic, Comparable, Constant, NoAxes, Numeric, Operand, ProductKernels, Real, Scalar, ScalarType,
+    };
     use crate::element::Cast;
     use half::{bf16, f16};
 
@@ -170,6 +175,10 @@ mod half_precision {
         fn from_f64(value: f64) -> Self {
             value.cast()
         }
+    }
+    numeric! {
+        f16: ProductKernels::F16;
+        bf16: ProductKernels::Bf16;
     }
 }
 
