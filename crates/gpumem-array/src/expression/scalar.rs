@@ -131,33 +131,46 @@ impl Real for f64 {
     }
 }
 
-/// An element type with matrix products: `f32`, `f64`, integers of 32 and 64 bits, and with the feature `half` `f16` and `bf16`.
-pub trait Numeric: Arithmetic {
+/// An element type of matrix products: `f32`, `f64`, integers of 32 and 64 bits, and with the feature `half` `f16` and `bf16`.
+#[diagnostic::on_unimplemented(
+    message = "matrices of `{Self}` have no products",
+    note = "those of `f32`, `f64`, integers of 32 and 64 bits, `f16` and `bf16` have; `.cast::<f32>()` converts an expression"
+)]
+pub trait Factor: Arithmetic {
     #[doc(hidden)]
-    const KERNELS: ProductKernels;
+    const PRODUCTS: ProductKernels;
+}
+
+/// A [`Factor`] with kernels of its own: `f32`, `f64`, integers of 32 and 64 bits.
+pub trait Numeric: Factor {
+    #[doc(hidden)]
+    const KERNELS: NumericType;
 }
 
 macro_rules! numeric {
-    ($($type:ty: $kernels:expr;)*) => {$(
+    ($($type:ty: $name:ident;)*) => {$(
+        impl Factor for $type {
+            const PRODUCTS: ProductKernels = ProductKernels::Numeric(NumericType::$name);
+        }
         impl Numeric for $type {
-            const KERNELS: ProductKernels = $kernels;
+            const KERNELS: NumericType = NumericType::$name;
         }
     )*};
 }
-// Integers wrap, so the bits of a product do not depend on the sign.
+// Integers wrap, so the bits of sums and products do not depend on the sign.
 numeric! {
-    f32: ProductKernels::Numeric(NumericType::F32);
-    f64: ProductKernels::Numeric(NumericType::F64);
-    i32: ProductKernels::Numeric(NumericType::I32);
-    u32: ProductKernels::Numeric(NumericType::I32);
-    i64: ProductKernels::Numeric(NumericType::I64);
-    u64: ProductKernels::Numeric(NumericType::I64);
+    f32: F32;
+    f64: F64;
+    i32: I32;
+    u32: I32;
+    i64: I64;
+    u64: I64;
 }
 
 #[cfg(feature = "half")]
 mod half_precision {
     use super::{
-        Arithmetic, Comparable, Constant, NoAxes, Numeric, Operand, ProductKernels, Real, Scalar, ScalarType,
+        Arithmetic, Comparable, Constant, Factor, NoAxes, Operand, ProductKernels, Real, Scalar, ScalarType,
     };
     use crate::element::Cast;
     use half::{bf16, f16};
@@ -176,9 +189,11 @@ mod half_precision {
             value.cast()
         }
     }
-    numeric! {
-        f16: ProductKernels::F16;
-        bf16: ProductKernels::Bf16;
+    impl Factor for f16 {
+        const PRODUCTS: ProductKernels = ProductKernels::F16;
+    }
+    impl Factor for bf16 {
+        const PRODUCTS: ProductKernels = ProductKernels::Bf16;
     }
 }
 

@@ -135,6 +135,11 @@ table! {
             (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
              a_term: i64, b_term: i64, b_column: i64, outer: OuterAxes);
     }
+    NumericType SPARSE {
+        SparseRows "sparse_rows"
+            (out: u64, offsets: u64, offset_bytes: u64, indices: u64, index_bytes: u64, values: u64, right: u64, rows: u64,
+             terms: u64, columns: u64, elements: u64, right_row: i64, right_column: i64);
+    }
     Only PRODUCT_WIDE {
         ProductWide "product_wide"
             (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
@@ -228,6 +233,7 @@ macro_rules! numeric_texts {
 
 const MATVEC: &[&str] = numeric_texts!("matvec");
 const PRODUCT: &[&str] = numeric_texts!("product");
+const SPARSE: &[&str] = numeric_texts!("sparse");
 const PRODUCT_WIDE: &[&str] = &[include_str!("../../kernels/product_wide.ptx")];
 const PRODUCT_HALF: &[&str] = &[include_str!("../../kernels/product_half.ptx")];
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];

@@ -351,7 +351,11 @@ struct Sorted {
 }
 
 impl Sorted {
-    fn new<I: IndexElement>(gpu: &Gpu, indices: &GpuCow<'_, I, Ix1>, rows: usize) -> Result<Self, ArrayError> {
+    fn new<I: IndexElement>(
+        gpu: &Gpu,
+        indices: &GpuCow<'_, I, Ix1>,
+        rows: usize,
+    ) -> Result<Self, ArrayError> {
         let indices = indices.view();
         let count = indices.len();
         let pair = || -> Result<Self, ArrayError> {

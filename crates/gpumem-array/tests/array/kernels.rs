@@ -541,7 +541,9 @@ fn views_in_another_order_are_refused_unless_they_are_named() {
     let shape = LaunchShape::for_len(8);
     let wrong = |result: Result<(), ArrayError>| {
         let error = result.unwrap_err();
-        assert!(matches!(&error, ArrayError::NotContiguous { shape, strides, .. } if !shape.is_empty() && shape.len() == strides.len()));
+        assert!(
+            matches!(&error, ArrayError::NotContiguous { shape, strides, .. } if !shape.is_empty() && shape.len() == strides.len())
+        );
         assert!(error.to_string().contains("`read_strided`"), "{error}");
     };
     // SAFETY: the kernel reads and writes at most 8 elements from the first of each view, and the arrays have as many behind it.

@@ -5,7 +5,7 @@
 use crate::array::{GpuArray, GpuView};
 use crate::element::{NumericType, ProductKernels};
 use crate::error::ArrayError;
-use crate::expression::Numeric;
+use crate::expression::Factor;
 use crate::kernel::parameters::{AXES_MAX, OuterAxes};
 use crate::kernel::table::{Kernel, Only};
 use crate::launch::OwnLaunch;
@@ -13,7 +13,7 @@ use crate::ops::product::{dense, vector, words};
 use ndarray::{DimMax, Dimension, Ix2};
 
 /// The product of two matrices that fit.
-pub(super) fn product<T: Numeric>(
+pub(super) fn product<T: Factor>(
     left: &GpuView<'_, T, Ix2>,
     right: &GpuView<'_, T, Ix2>,
 ) -> Result<GpuArray<T, Ix2>, ArrayError> {
@@ -27,7 +27,7 @@ pub(super) fn product<T: Numeric>(
 }
 
 /// The products of stacks of matrices.
-pub(super) fn stacks<T: Numeric, D: Dimension + DimMax<E>, E: Dimension>(
+pub(super) fn stacks<T: Factor, D: Dimension + DimMax<E>, E: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
 ) -> Result<GpuArray<T, <D as DimMax<E>>::Output>, ArrayError> {
@@ -116,7 +116,7 @@ struct Work<'a> {
     operation: &'static str,
 }
 
-fn multiply<T: Numeric, D: Dimension, E: Dimension, F: Dimension>(
+fn multiply<T: Factor, D: Dimension, E: Dimension, F: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
     work: &Work<'_>,
@@ -130,8 +130,8 @@ fn multiply<T: Numeric, D: Dimension, E: Dimension, F: Dimension>(
     if len == 0 || terms == 0 {
         return GpuArray::zeros(gpu, dim);
     }
-    let grid = Grid::of(work.lengths, len / rows / columns, T::KERNELS);
-    let brain = match T::KERNELS {
+    let grid = Grid::of(work.lengths, len / rows / columns, T::PRODUCTS);
+    let brain = match T::PRODUCTS {
         ProductKernels::Numeric(number) => {
             return summed(left, right, work, &grid, dim, (None, number));
         }
@@ -151,7 +151,7 @@ fn multiply<T: Numeric, D: Dimension, E: Dimension, F: Dimension>(
 }
 
 /// The product with elements of type `S`. The kernel of half-precision numbers takes a `kind`. Parts are added as numbers of a type.
-fn summed<T: Numeric, S: Numeric, D: Dimension, E: Dimension, F: Dimension>(
+fn summed<T: Factor, S: Factor, D: Dimension, E: Dimension, F: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
     work: &Work<'_>,

@@ -6,7 +6,7 @@
 use crate::array::{GpuArray, GpuView};
 use crate::element::{Element, NumericType, ProductKernels};
 use crate::error::ArrayError;
-use crate::expression::Numeric;
+use crate::expression::Factor;
 use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::launch::OwnLaunch;
@@ -17,12 +17,12 @@ use ndarray::{Dimension, Ix1, Ix2};
 
 /// The product, or `None` if no kernel for vectors multiplies such elements, or neither the rows nor the columns are contiguous. Neither operand is empty, and they have as
 /// many columns and elements.
-pub(super) fn product<T: Numeric>(
+pub(super) fn product<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
     vector: &GpuView<'_, T, Ix1>,
 ) -> Result<Option<GpuArray<T, Ix1>>, ArrayError> {
     let (row_count, column_count) = matrix.raw_dim().into_pattern();
-    let (Some(path), ProductKernels::Numeric(number)) = (Path::of(matrix.layout()), T::KERNELS) else {
+    let (Some(path), ProductKernels::Numeric(number)) = (Path::of(matrix.layout()), T::PRODUCTS) else {
         return Ok(None);
     };
     let vector = operand(vector, matrix.gpu(), ElementOrder::Row, "dot")?;
@@ -74,7 +74,7 @@ impl Path {
 
 /// The matrix has `row_count` contiguous rows of `column_count` elements, `row_step` apart, and the vector `column_count` elements. A warp
 /// sums a row, or a whole block sums a part of one.
-fn along_rows<T: Numeric>(
+fn along_rows<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
     number: NumericType,
     row_step: u64,
@@ -106,7 +106,7 @@ fn along_rows<T: Numeric>(
 }
 
 /// Like [`along_rows`], but the vector has `row_count` elements, and the results are the sums of columns.
-fn along_columns<T: Numeric>(
+fn along_columns<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
     number: NumericType,
     row_step: u64,
