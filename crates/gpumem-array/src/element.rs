@@ -99,6 +99,17 @@ pub enum NumericType {
     I64,
 }
 
+/// The kernels that multiply matrices of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductKernels {
+    /// Kernels for each type.
+    Numeric(NumericType),
+    /// Tensor cores.
+    F16,
+    /// Tensor cores.
+    Bf16,
+}
+
 /// Element types that can be converted to `U`, on the host and on the device: floating-point types to each other, and complex types of
 /// these.
 ///

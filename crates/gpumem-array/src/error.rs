@@ -112,6 +112,12 @@ pub enum ArrayError {
         Shown::name(.source_name), Shown::log(.log)
     )]
     Compile { source_name: String, log: String },
+    /// A product of `f16` or `bf16` on a device without the tensor cores for it.
+    #[error(
+        "products of f16 and bf16 need compute capability 8.0, and {} is older; convert the operands (`cast::<f32>`)",
+        Shown::sentence(.device)
+    )]
+    NoTensorCores { device: String },
     /// CUDA text cannot be compiled at run time.
     #[error(
         "CUDA text cannot be compiled at run time: {reason}, load PTX that was compiled ahead (`nvcc -ptx`), or declare twins for the simulator with `gpumem_array::kernels!`"

@@ -23,7 +23,7 @@ mod text;
 
 pub use evaluate::{Updated, Updates, update};
 pub use node::{Axes, Broadcast, ConvertsTo, Expression, Lazy, NoAxes, Operand, Together};
-pub use scalar::{Arithmetic, Comparable, Numeric, Real, Scalar};
+pub use scalar::{Arithmetic, Comparable, Factor, Numeric, Real, Scalar};
 
 use crate::array::{GpuView, readers, writers};
 use crate::error::ArrayError;

@@ -78,8 +78,8 @@ pub use copy::{
 pub use element::{Cast, Element, kind};
 pub use error::{ArrayError, GraphError, Rejected};
 pub use expression::{
-    Arithmetic, Axes, Broadcast, Comparable, ConvertsTo, Expression, Lazy, NoAxes, Numeric, Operand, Real,
-    Scalar, Together, Updated, Updates, update,
+    Arithmetic, Axes, Broadcast, Comparable, ConvertsTo, Expression, Factor, Lazy, NoAxes, Numeric, Operand,
+    Real, Scalar, Together, Updated, Updates, update,
 };
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]
@@ -99,6 +99,8 @@ pub use kernel::source::{DeclaredKernel, KernelParameter};
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use kernel::source::{Twin, TwinLaunch};
+#[doc(hidden)] // `gpumem-adapt` has the matrix
+pub use ops::compressed_rows_product;
 
 /// The example of the README.
 #[cfg(doctest)]

@@ -14,12 +14,13 @@ mod resize;
 
 pub use indices::Indices;
 pub use product::DotWith;
+pub use product::sparse::product as compressed_rows_product;
 pub use random::{Random, RandomNormal, Rng};
 
 use crate::array::{GpuCow, GpuView};
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::expression::Numeric;
+use crate::expression::Factor;
 use crate::gpu::Gpu;
 use crate::layout::ElementOrder;
 use ndarray::Dimension;
@@ -53,7 +54,7 @@ impl Gpu {
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if the driver cannot load them.
-    pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
-        self.library().preload(T::KERNELS)
+    pub fn preload<T: Factor>(&self) -> Result<(), ArrayError> {
+        self.library().preload(T::PRODUCTS)
     }
 }

@@ -9,7 +9,7 @@ use crate::target::Target;
 use core::fmt;
 use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Array2, Axis, Ix1, Ix2};
-use gpumem_array::{ArrayError, AsView, Element, GpuArray, Numeric};
+use gpumem_array::{ArrayError, AsView, DotWith, Element, Factor, GpuArray, Numeric};
 
 /// An element of a matrix.
 enum Cell {
@@ -273,16 +273,23 @@ impl<A: Shaped> Banded<A> {
 /// Products that read the transpose in place.
 macro_rules! transposes {
     ($($name:ident)*) => {$(
-        impl<T: Numeric, K: Kind> $name<GpuArray<T, Ix2, K>> {
-            /// Multiplies the transpose with a vector, without a copy of the matrix. The elements are real: no kernel of `gpumem-array`
-            /// calculates with complex numbers.
+        impl<T: Factor, K: Kind> $name<GpuArray<T, Ix2, K>> {
+            /// Multiplies the transpose by a vector or a matrix, without a copy. The elements are real: no kernel of `gpumem-array`
+            /// multiplies matrices of complex numbers.
             ///
             /// # Errors
             ///
             /// [`ArrayError::Shape`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
             /// [`ArrayError::NoSuchKernel`]; see [`GpuArray::dot`].
-            pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
-                self.array.t().dot(vector)
+            #[allow(clippy::type_complexity, reason = "the dimension of the product")]
+            pub fn dot<B: AsView<Elem = T>>(
+                &self,
+                right: &B,
+            ) -> Result<GpuArray<T, <Ix2 as DotWith<B::Dim, T>>::Dim>, ArrayError>
+            where
+                Ix2: DotWith<B::Dim, T>,
+            {
+                self.array.t().dot(right)
             }
         }
     )*};
@@ -290,7 +297,7 @@ macro_rules! transposes {
 
 transposes!(Transposed Adjoint);
 
-impl<T: Numeric, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
+impl<T: Factor, K: Kind> PermutedRows<GpuArray<T, Ix2, K>> {
     /// Multiplies the matrix with a vector. The product is permuted, so no row is moved. Uploads the order, 8 bytes for each row.
     ///
     /// # Errors

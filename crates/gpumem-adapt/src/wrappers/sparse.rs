@@ -6,6 +6,9 @@ use crate::error::AdaptError;
 use crate::storage::Shaped;
 use crate::target::Target;
 use core::fmt;
+use gpumem_array::kind::Kind;
+use gpumem_array::ndarray::{Ix1, Ix2};
+use gpumem_array::{ArrayError, AsView, DotWith, GpuArray, Numeric, compressed_rows_product};
 
 /// The first type, once for each field.
 macro_rules! first {
@@ -177,6 +180,45 @@ compressed! {
     Csr, 0, "rows";
     Csc, 1, "columns";
 }
+
+macro_rules! products {
+    ($($index:ty)*) => {$(
+        impl<T: Numeric, K: Kind, L: Kind> Csr<GpuArray<T, Ix1, K>, GpuArray<$index, Ix1, L>> {
+            /// Multiplies the matrix by a vector or a matrix, in one launch. Floats are summed in an order that depends only on the number
+            /// of the row's elements; integers wrap. Elements that `offsets` or `indices` place outside the matrix are left out: the
+            /// device reads these arrays, and [`Csr::new`] does not.
+            ///
+            /// ```
+            /// use gpumem_adapt::array::{Gpu, GpuArray, pool::{Device, Pool}};
+            /// use gpumem_adapt::{Adapt, Csr};
+            ///
+            /// let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+            /// let gpu = Gpu::new(&Pool::new(&device)?)?;
+            /// // 1 0 2
+            /// // 0 0 3
+            /// let csr = Csr::new([2, 3], vec![0_i32, 2, 3], vec![0, 2, 2], vec![1.0_f32, 2.0, 3.0])?.adapt(&gpu)?;
+            /// let x = GpuArray::from_slice(&gpu, &[1.0, 10.0, 100.0])?;
+            /// assert_eq!(csr.dot(&x)?.to_vec()?, [201.0, 300.0]);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
+            ///
+            /// # Errors
+            ///
+            /// - [`ArrayError::Shape`] if the first axis of `right` is not as long as the matrix has columns.
+            /// - [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`]; see
+            ///   [`GpuArray::dot`].
+            pub fn dot<B: AsView<Elem = T>>(&self, right: &B) -> Result<GpuArray<T, B::Dim>, ArrayError>
+            where
+                Ix2: DotWith<B::Dim, T, Dim = B::Dim>,
+            {
+                let indices = [&self.offsets.view(), &self.indices.view()];
+                compressed_rows_product(self.shape, indices, &self.values.view(), &right.as_view())
+            }
+        }
+    )*};
+}
+
+products!(i32 u32 i64 u64 isize usize);
 
 impl<V: Shaped, I: Shaped> Coo<V, I> {
     /// Creates a matrix from its arrays. The contents of `rows` and `columns` are not read, as they may be on a device.

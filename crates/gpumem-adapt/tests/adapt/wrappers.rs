@@ -1,6 +1,6 @@
 //! Wrappers keep their type on the way to the device and back, and print the same matrix on both sides.
 
-use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Ix1, Ix2, Ix3, ShapeBuilder, array};
+use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, Ix3, ShapeBuilder, array};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray, UnifiedArray};
 use gpumem_adapt::{
@@ -241,4 +241,38 @@ fn sparse_matrices_stay_sparse() {
     assert!(TriMatI::try_from(outside).is_err());
     let unordered = Csr::new([1, 2], vec![0, 2], vec![1, 7], vec![1.0_f32, 2.0]).unwrap();
     assert!(CsMatI::try_from(unordered).is_err());
+}
+
+#[test]
+fn a_sparse_matrix_times_vectors_and_matrices() {
+    let gpu = gpu();
+    // Rows of 0 to 70 elements, an index several times among them.
+    let (rows, columns) = (90, 40);
+    let mut dense = Array2::<f64>::zeros((rows, columns));
+    let (mut offsets, mut indices, mut values) = (vec![0_i64], Vec::new(), Vec::new());
+    for row in 0..rows {
+        for element in 0..row * 13 % 71 {
+            let (column, value) = ((element * 7 + row) % columns, ((row + element) % 9) as f64 - 4.0);
+            dense[[row, column]] += value;
+            indices.push(column as i64);
+            values.push(value);
+        }
+        offsets.push(values.len() as i64);
+    }
+    let csr = Csr::new([rows, columns], offsets, indices, values).unwrap();
+    let there = csr.adapt(&gpu).unwrap();
+    let right = Array2::from_shape_fn((columns, 35), |(row, column)| ((row * 5 + column) % 11) as f64);
+    let on_gpu = GpuArray::from_array(&gpu, &right).unwrap();
+    assert_eq!(there.dot(&on_gpu).unwrap().to_array().unwrap(), dense.dot(&right));
+    let turned = GpuArray::from_array(&gpu, &right.t().as_standard_layout()).unwrap();
+    assert_eq!(there.dot(&turned.t()).unwrap().to_array().unwrap(), dense.dot(&right));
+    let column = on_gpu.index_axis(Axis(1), 3).unwrap();
+    assert_eq!(there.dot(&column).unwrap().to_array().unwrap(), dense.dot(&right.column(3)));
+    assert!(matches!(there.dot(&there.dot(&column).unwrap()), Err(ArrayError::Shape { .. })));
+
+    // Nothing outside the arrays is read.
+    let wrong = Csr::new([3, 2], vec![-5_i32, 1, 900, 2], vec![0, -1, 7], vec![1, 2, 4]).unwrap();
+    let wrong = wrong.adapt(&gpu).unwrap();
+    let two = GpuArray::from_slice(&gpu, &[10, 100]).unwrap();
+    assert_eq!(wrong.dot(&two).unwrap().to_vec().unwrap(), [0, 0, 0]);
 }

@@ -1,6 +1,6 @@
 //! [`Scalar`]: the element types of expressions.
 
-use crate::element::{Element, NumericType, ScalarType};
+use crate::element::{Element, NumericType, ProductKernels, ScalarType};
 use crate::expression::node::{Constant, NoAxes, Operand};
 use crate::expression::tape::Tape;
 
@@ -131,29 +131,47 @@ impl Real for f64 {
     }
 }
 
-/// An element type with matrix products: `f32`, `f64`, `i32`, `i64`.
-pub trait Numeric: Arithmetic {
+/// An element type of matrix products: `f32`, `f64`, integers of 32 and 64 bits, and with the feature `half` `f16` and `bf16`.
+#[diagnostic::on_unimplemented(
+    message = "matrices of `{Self}` have no products",
+    note = "those of `f32`, `f64`, integers of 32 and 64 bits, `f16` and `bf16` have; `.cast::<f32>()` converts an expression"
+)]
+pub trait Factor: Arithmetic {
+    #[doc(hidden)]
+    const PRODUCTS: ProductKernels;
+}
+
+/// A [`Factor`] with kernels of its own: `f32`, `f64`, integers of 32 and 64 bits.
+pub trait Numeric: Factor {
     #[doc(hidden)]
     const KERNELS: NumericType;
 }
 
 macro_rules! numeric {
-    ($($name:ident $type:ty;)*) => {$(
+    ($($type:ty: $name:ident;)*) => {$(
+        impl Factor for $type {
+            const PRODUCTS: ProductKernels = ProductKernels::Numeric(NumericType::$name);
+        }
         impl Numeric for $type {
             const KERNELS: NumericType = NumericType::$name;
         }
     )*};
 }
+// Integers wrap, so the bits of sums and products do not depend on the sign.
 numeric! {
-    F32 f32;
-    F64 f64;
-    I32 i32;
-    I64 i64;
+    f32: F32;
+    f64: F64;
+    i32: I32;
+    u32: I32;
+    i64: I64;
+    u64: I64;
 }
 
 #[cfg(feature = "half")]
 mod half_precision {
-    use super::{Arithmetic, Comparable, Constant, NoAxes, Operand, Real, Scalar, ScalarType};
+    use super::{
+        Arithmetic, Comparable, Constant, Factor, NoAxes, Operand, ProductKernels, Real, Scalar, ScalarType,
+    };
     use crate::element::Cast;
     use half::{bf16, f16};
 
@@ -170,6 +188,12 @@ mod half_precision {
         fn from_f64(value: f64) -> Self {
             value.cast()
         }
+    }
+    impl Factor for f16 {
+        const PRODUCTS: ProductKernels = ProductKernels::F16;
+    }
+    impl Factor for bf16 {
+        const PRODUCTS: ProductKernels = ProductKernels::Bf16;
     }
 }
 

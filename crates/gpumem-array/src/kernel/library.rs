@@ -2,7 +2,7 @@
 //!
 //! Each text is a separate module, because the driver compiles whole modules.
 
-use crate::element::NumericType;
+use crate::element::{NumericType, ProductKernels};
 use crate::error::ArrayError;
 use crate::kernel::generated::Generated;
 use crate::kernel::table::{KERNEL_COUNT, Kernel, Only, ROWS, Unit, index};
@@ -37,8 +37,8 @@ impl Library {
         self.function_at(kernel.place())
     }
 
-    /// Loads the kernels that calculate with one type, and all that copy and fill strided elements.
-    pub(crate) fn preload(&self, number: NumericType) -> Result<(), ArrayError> {
+    /// Loads the kernels for products of one type, and all that copy and fill strided elements.
+    pub(crate) fn preload(&self, products: ProductKernels) -> Result<(), ArrayError> {
         for unit in Unit::ALL {
             for kernel in
                 [Kernel::Copy(unit), Kernel::Transpose(unit), Kernel::Fill(unit), Kernel::Pattern(unit)]
@@ -47,6 +47,12 @@ impl Library {
             }
         }
         self.function(Kernel::Dense(Only::One))?;
+        let ProductKernels::Numeric(number) = products else {
+            return self.function(Kernel::ProductHalf(Only::One)).map(drop);
+        };
+        if number == NumericType::F32 {
+            self.function(Kernel::ProductWide(Only::One))?;
+        }
         let mut numeric = (0..ROWS.len()).filter(|row| ROWS[*row].is_numeric());
         numeric.try_for_each(|row| self.function_at((row, number as usize)).map(drop))
     }

@@ -124,23 +124,32 @@ macro_rules! table {
 
 table! {
     NumericType MATVEC {
-        RowsWarp "rows_warp" (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64);
-        RowsBlock "rows_block"
+        Rows "rows"
             (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, columns_a_part: u64);
-        RowsSum "rows_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64);
+        // Without a vector, the sums of the columns.
         Columns "columns"
             (out: u64, x: u64, row_step: u64, v: u64, rows: u64, columns: u64, rows_a_part: u64);
-        ColumnsSum "columns_sum" (out: u64, x: u64, row_step: u64, rows: u64, columns: u64, rows_a_part: u64);
     }
     NumericType PRODUCT {
         Product "product"
             (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
              a_term: i64, b_term: i64, b_column: i64, outer: OuterAxes);
     }
+    NumericType SPARSE {
+        SparseRows "sparse_rows"
+            (out: u64, offsets: u64, offset_bytes: u64, indices: u64, index_bytes: u64, values: u64, right: u64, rows: u64,
+             terms: u64, columns: u64, elements: u64, right_row: i64, right_column: i64);
+    }
     Only PRODUCT_WIDE {
         ProductWide "product_wide"
             (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
              a_term: i64, b_term: i64, b_column: i64, outer: OuterAxes);
+    }
+    Only PRODUCT_HALF {
+        // By tensor cores.
+        ProductHalf "product_half"
+            (out: u64, a: u64, b: u64, rows: u64, columns: u64, terms: u64, terms_a_part: u64, stacks: u64, a_row: i64,
+             a_term: i64, b_term: i64, b_column: i64, kind: u64, outer: OuterAxes);
     }
     Unit STRIDED {
         Copy "copy"
@@ -224,7 +233,9 @@ macro_rules! numeric_texts {
 
 const MATVEC: &[&str] = numeric_texts!("matvec");
 const PRODUCT: &[&str] = numeric_texts!("product");
+const SPARSE: &[&str] = numeric_texts!("sparse");
 const PRODUCT_WIDE: &[&str] = &[include_str!("../../kernels/product_wide.ptx")];
+const PRODUCT_HALF: &[&str] = &[include_str!("../../kernels/product_half.ptx")];
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
 const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
 const INDEX: &[&str] = &[include_str!("../../kernels/index.ptx")];

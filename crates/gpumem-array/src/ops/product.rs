@@ -1,6 +1,7 @@
 //! Products of vectors and matrices: `dot` as in `ndarray`, and `matmul` for stacks of matrices as in NumPy.
 
 mod matrix;
+pub(crate) mod sparse;
 mod vector;
 
 use crate::array::{AsView, GpuArray, GpuView, readers};
@@ -8,7 +9,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::expression::node::{Binary, Elements};
 use crate::expression::reduce::sum;
-use crate::expression::{Arithmetic, Numeric, operation};
+use crate::expression::{Arithmetic, Factor, operation};
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout, same_shape};
 use core::marker::PhantomData;
@@ -59,7 +60,7 @@ readers! {
 }
 
 readers! {
-    Numeric;
+    Factor;
 
     /// The products of two stacks of matrices, as in NumPy: the last two axes are those of the matrices, and the others are broadcast. One
     /// launch computes all of them. The result is in row-major order; see [`GpuView::dot`](crate::GpuView::dot) for its values.
@@ -117,7 +118,7 @@ impl<T: Arithmetic> DotWith<Ix1, T> for Ix1 {
     }
 }
 
-impl<T: Numeric> DotWith<Ix1, T> for Ix2 {
+impl<T: Factor> DotWith<Ix1, T> for Ix2 {
     type Dim = Ix1;
     fn product(
         left: &GpuView<'_, T, Ix2>,
@@ -140,7 +141,7 @@ impl<T: Numeric> DotWith<Ix1, T> for Ix2 {
     }
 }
 
-impl<T: Numeric> DotWith<Ix2, T> for Ix1 {
+impl<T: Factor> DotWith<Ix2, T> for Ix1 {
     type Dim = Ix1;
     fn product(
         left: &GpuView<'_, T, Ix1>,
@@ -152,7 +153,7 @@ impl<T: Numeric> DotWith<Ix2, T> for Ix1 {
     }
 }
 
-impl<T: Numeric> DotWith<Ix2, T> for Ix2 {
+impl<T: Factor> DotWith<Ix2, T> for Ix2 {
     type Dim = Ix2;
     fn product(
         left: &GpuView<'_, T, Ix2>,

@@ -7,6 +7,7 @@ use gpumem_array::ndarray::{
 use gpumem_array::pool::{BackendKind, Device, Limit, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric};
 use gpumem_sim::SimConfig;
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 /// A matrix in memory that has it as a view: transposed, with gaps, reversed, or one row many times.
@@ -40,7 +41,7 @@ fn whole(seed: usize, place: usize) -> i8 {
 
 impl Form {
     /// The memory of a matrix, and the view of it in `ndarray`.
-    fn stored<T: Numeric + From<i8>>(self, [rows, columns]: [usize; 2], seed: usize) -> Array2<T> {
+    fn stored<T: From<i8>>(self, [rows, columns]: [usize; 2], seed: usize) -> Array2<T> {
         let rows = if self.is_repeated { rows.min(1) } else { rows };
         let mut shape = [(rows, 0), (columns, 1)]
             .map(|(len, axis)| len * self.steps[axis].unsigned_abs() + self.skips[axis]);
@@ -76,15 +77,20 @@ impl Form {
     }
 }
 
-fn check<T: Numeric + From<i8> + LinalgScalar + std::fmt::Debug>(
+/// Compares products of `T` with those of `H`, which are exact, converted.
+fn check<H: LinalgScalar + From<i8>, T: Numeric + std::fmt::Debug>(
     [rows, terms, columns]: [usize; 3],
     forms: [Form; 2],
     seed: usize,
+    to: fn(H) -> T,
 ) -> Result<(), TestCaseError> {
     let gpu = gpu();
     let (left_lens, right_lens) = ([rows, terms], [terms, columns]);
-    let (left, right) = (forms[0].stored::<T>(left_lens, seed), forms[1].stored::<T>(right_lens, !seed));
-    let (a, b) = (GpuArray::from_array(&gpu, &left).unwrap(), GpuArray::from_array(&gpu, &right).unwrap());
+    let (left, right) = (forms[0].stored::<H>(left_lens, seed), forms[1].stored::<H>(right_lens, !seed));
+    let (a, b) = (
+        GpuArray::from_array(&gpu, &left.mapv(to)).unwrap(),
+        GpuArray::from_array(&gpu, &right.mapv(to)).unwrap(),
+    );
     let (left, right) = (forms[0].host(&left, left_lens), forms[1].host(&right, right_lens));
     let (a, b) = (forms[0].device(&a, left_lens), forms[1].device(&b, right_lens));
     // An axis of one element is repeated.
@@ -93,14 +99,14 @@ fn check<T: Numeric + From<i8> + LinalgScalar + std::fmt::Debug>(
     let right = if broadcast(forms[1], right_lens) { right.broadcast(right_lens).unwrap() } else { right };
     let a = if broadcast(forms[0], left_lens) { a.broadcast(left_lens).unwrap() } else { a };
     let b = if broadcast(forms[1], right_lens) { b.broadcast(right_lens).unwrap() } else { b };
-    prop_assert_eq!(a.dot(&b).unwrap().to_array().unwrap(), left.dot(&right));
+    prop_assert_eq!(a.dot(&b).unwrap().to_array().unwrap(), left.dot(&right).mapv(to));
     if columns > 0 {
         let (vector, column) = (right.index_axis(Axis(1), 0), b.index_axis(Axis(1), 0).unwrap());
-        prop_assert_eq!(a.dot(&column).unwrap().to_array().unwrap(), left.dot(&vector));
+        prop_assert_eq!(a.dot(&column).unwrap().to_array().unwrap(), left.dot(&vector).mapv(to));
     }
     if rows > 0 {
         let (vector, row) = (left.index_axis(Axis(0), 0), a.index_axis(Axis(0), 0).unwrap());
-        prop_assert_eq!(row.dot(&b).unwrap().to_array().unwrap(), vector.dot(&right));
+        prop_assert_eq!(row.dot(&b).unwrap().to_array().unwrap(), vector.dot(&right).mapv(to));
     }
     Ok(())
 }
@@ -112,14 +118,18 @@ proptest! {
     fn matrices_of_any_layout(
         lens in [lengths(), lengths(), lengths()],
         forms in [forms(), forms()],
-        kind in 0..4,
+        kind in 0..8,
         seed in any::<usize>(),
     ) {
         match kind {
-            0 => check::<f32>(lens, forms, seed)?,
-            1 => check::<f64>(lens, forms, seed)?,
-            2 => check::<i32>(lens, forms, seed)?,
-            _ => check::<i64>(lens, forms, seed)?,
+            0 => check(lens, forms, seed, |value: f32| value)?,
+            1 => check(lens, forms, seed, |value: f64| value)?,
+            2 => check(lens, forms, seed, |value: i32| value)?,
+            3 => check(lens, forms, seed, |value: i64| value)?,
+            4 => check(lens, forms, seed, i32::cast_unsigned)?,
+            5 => check(lens, forms, seed, i64::cast_unsigned)?,
+            6 => check(lens, forms, seed, f16::from_f32)?,
+            _ => check(lens, forms, seed, bf16::from_f32)?,
         }
     }
 
@@ -156,8 +166,8 @@ fn matrix(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
     Array2::from_shape_fn((rows, columns), |(row, column)| f32::from(whole(seed, row * columns + column)))
 }
 
-fn multiplied(gpu: &Gpu, left: &Array2<f32>, right: &Array2<f32>) -> Array2<f32> {
-    let (a, b) = (GpuArray::from_array(gpu, left).unwrap(), GpuArray::from_array(gpu, right).unwrap());
+fn multiplied<T: Numeric>(gpu: &Gpu, left: &Array2<f32>, right: &Array2<f32>, to: fn(f32) -> T) -> Array2<T> {
+    let [a, b] = [left, right].map(|array| GpuArray::from_array(gpu, &array.mapv(to)).unwrap());
     a.dot(&b).unwrap().to_array().unwrap()
 }
 
@@ -166,7 +176,13 @@ fn few_results_of_many_terms_are_summed_in_parts() {
     let gpu = gpu();
     for (rows, terms, columns) in [(3, 3000, 5), (65, 1000, 64), (2, 513, 130)] {
         let (left, right) = (matrix(rows, terms, 1), matrix(terms, columns, 2));
-        assert_eq!(multiplied(&gpu, &left, &right), left.dot(&right), "{rows} {terms} {columns}");
+        assert_eq!(
+            multiplied(&gpu, &left, &right, |value| value),
+            left.dot(&right),
+            "{rows} {terms} {columns}"
+        );
+        let rounded = left.dot(&right).mapv(bf16::from_f32);
+        assert_eq!(multiplied(&gpu, &left, &right, bf16::from_f32), rounded, "{rows} {terms} {columns}");
     }
 }
 

@@ -3,9 +3,9 @@
 //! If there are too few tiles to fill a device, the sums are split into parts, which a second launch adds.
 
 use crate::array::{GpuArray, GpuView};
-use crate::element::NumericType;
+use crate::element::{NumericType, ProductKernels};
 use crate::error::ArrayError;
-use crate::expression::Numeric;
+use crate::expression::Factor;
 use crate::kernel::parameters::{AXES_MAX, OuterAxes};
 use crate::kernel::table::{Kernel, Only};
 use crate::launch::OwnLaunch;
@@ -13,7 +13,7 @@ use crate::ops::product::{dense, vector, words};
 use ndarray::{DimMax, Dimension, Ix2};
 
 /// The product of two matrices that fit.
-pub(super) fn product<T: Numeric>(
+pub(super) fn product<T: Factor>(
     left: &GpuView<'_, T, Ix2>,
     right: &GpuView<'_, T, Ix2>,
 ) -> Result<GpuArray<T, Ix2>, ArrayError> {
@@ -27,7 +27,7 @@ pub(super) fn product<T: Numeric>(
 }
 
 /// The products of stacks of matrices.
-pub(super) fn stacks<T: Numeric, D: Dimension + DimMax<E>, E: Dimension>(
+pub(super) fn stacks<T: Factor, D: Dimension + DimMax<E>, E: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
 ) -> Result<GpuArray<T, <D as DimMax<E>>::Output>, ArrayError> {
@@ -116,7 +116,7 @@ struct Work<'a> {
     operation: &'static str,
 }
 
-fn multiply<T: Numeric, D: Dimension, E: Dimension, F: Dimension>(
+fn multiply<T: Factor, D: Dimension, E: Dimension, F: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
     work: &Work<'_>,
@@ -125,29 +125,59 @@ fn multiply<T: Numeric, D: Dimension, E: Dimension, F: Dimension>(
     let gpu = left.gpu();
     left.storage().share(gpu, work.operation)?;
     right.storage().share(gpu, work.operation)?;
-    let layout = dense::<T, _>(dim)?;
-    let (count, Lengths { rows, columns, terms }) = (layout.len(), work.lengths);
-    if count == 0 || terms == 0 {
-        return GpuArray::zeros(gpu, layout.dim);
+    let len = dense::<T, _>(dim.clone())?.len();
+    let Lengths { rows, columns, terms } = work.lengths;
+    if len == 0 || terms == 0 {
+        return GpuArray::zeros(gpu, dim);
     }
-    let stack_count = count / rows / columns;
-    let grid = Grid::of(work.lengths, stack_count, T::KERNELS);
-    let too_many = |_| ArrayError::TooManyElements { shape: vec![rows, columns] };
-    let tiles = u32::try_from(grid.tiles).ok().filter(|tiles| *tiles <= i32::MAX as u32);
-    let tiles = tiles.ok_or(()).map_err(too_many)?;
-    let blocks = [tiles, grid.parts as u32, stack_count.min(GRID_Z_MAX) as u32];
-    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(grid.parts, count))?)?;
+    let grid = Grid::of(work.lengths, len / rows / columns, T::PRODUCTS);
+    let brain = match T::PRODUCTS {
+        ProductKernels::Numeric(number) => {
+            return summed(left, right, work, &grid, dim, (None, number));
+        }
+        ProductKernels::F16 => 0,
+        ProductKernels::Bf16 => IS_BF16,
+    };
+    if gpu.device().compute_capability() < TENSOR_CORES {
+        return Err(ArrayError::NoTensorCores { device: gpu.device().to_string() });
+    }
+    if grid.parts == 1 {
+        return summed(left, right, work, &grid, dim, (Some(brain), NumericType::F32));
+    }
+    // Rounded once all parts have been added.
+    let kind = Some(brain | IS_FLOAT_RESULT);
+    let sums: GpuArray<f32, F> = summed(left, right, work, &grid, dim, (kind, NumericType::F32))?;
+    sums.lazy().cast::<T>().eval()
+}
+
+/// The product with elements of type `S`. The kernel of half-precision numbers takes a `kind`. Parts are added as numbers of a type.
+fn summed<T: Factor, S: Factor, D: Dimension, E: Dimension, F: Dimension>(
+    left: &GpuView<'_, T, D>,
+    right: &GpuView<'_, T, E>,
+    work: &Work<'_>,
+    grid: &Grid,
+    dim: F,
+    (kind, number): (Option<u64>, NumericType),
+) -> Result<GpuArray<S, F>, ArrayError> {
+    let (gpu, layout) = (left.gpu(), dense::<S, _>(dim)?);
+    let Lengths { rows, columns, terms } = work.lengths;
+    let (len, stack_count) = (layout.len(), layout.len() / rows / columns);
+    let too_many = || ArrayError::TooManyElements { shape: vec![rows, columns] };
+    let tiles = i32::try_from(grid.tiles).map_err(|_| too_many())?;
+    let blocks = [tiles.cast_unsigned(), grid.parts as u32, stack_count.min(GRID_Z_MAX) as u32];
+    let partial = GpuArray::<S, Ix2>::unwritten(gpu, dense::<S, _>(Ix2(grid.parts, len))?)?;
     let launch = OwnLaunch::new(gpu, grid.kernel, blocks, [THREADS, 1, 1])?;
     let launch = launch.write(&partial).read(left).read(right);
     let launch = words(launch, [rows, columns, terms, grid.terms_a_part, stack_count]);
     let steps = work.steps.into_iter().flatten().map(|step| step as i64);
-    let launch = steps.fold(launch, OwnLaunch::value).large(&packed(work.stacks));
+    let launch = kind.into_iter().fold(steps.fold(launch, OwnLaunch::value), OwnLaunch::value);
+    let launch = launch.large(&packed(work.stacks));
     if grid.parts == 1 {
         launch.queue(work.operation)?;
         return Ok(partial.into_shape(layout.dim)?);
     }
     let result = GpuArray::unwritten(gpu, layout)?;
-    launch.queue_before(vector::sum_of_parts(&result, &partial.view())?, work.operation)?;
+    launch.queue_before(vector::sum_of_parts(&result, &partial.view(), number)?, work.operation)?;
     Ok(result)
 }
 
@@ -160,15 +190,17 @@ struct Grid {
 }
 
 impl Grid {
-    fn of(lengths: Lengths, stack_count: usize, number: NumericType) -> Self {
+    fn of(lengths: Lengths, stack_count: usize, kernels: ProductKernels) -> Self {
         let parts_max = (lengths.terms / TERMS_A_PART_MIN).max(1);
         let tiles = |tile: usize| lengths.rows.div_ceil(tile).saturating_mul(lengths.columns.div_ceil(tile));
         let (wide, small) = (tiles(WIDE), tiles(SMALL));
-        let is_wide = number == NumericType::F32
-            && wide.saturating_mul(stack_count).saturating_mul(parts_max) >= BLOCKS_WIDE_MIN;
-        let (kernel, tiles, wanted) = match is_wide {
-            true => (Kernel::ProductWide(Only::One), wide, BLOCKS_WIDE),
-            false => (Kernel::Product(number), small, BLOCKS_SMALL),
+        let is_wide = wide.saturating_mul(stack_count).saturating_mul(parts_max) >= BLOCKS_WIDE_MIN;
+        let (kernel, tiles, wanted) = match kernels {
+            ProductKernels::Numeric(NumericType::F32) if is_wide => {
+                (Kernel::ProductWide(Only::One), wide, BLOCKS_WIDE)
+            }
+            ProductKernels::Numeric(number) => (Kernel::Product(number), small, BLOCKS_SMALL),
+            ProductKernels::F16 | ProductKernels::Bf16 => (Kernel::ProductHalf(Only::One), wide, BLOCKS_WIDE),
         };
         let parts = (wanted / tiles.saturating_mul(stack_count)).clamp(1, parts_max);
         // A multiple of the steps between two loads, so that parts are aligned like rows.
@@ -188,7 +220,12 @@ fn packed(stacks: &[Outer]) -> OuterAxes {
     axes
 }
 
-/// The rows and columns of a tile of the kernels `product_wide` and `product`.
+/// The first compute capability whose tensor cores the kernel `product_half` uses.
+const TENSOR_CORES: (u32, u32) = (8, 0);
+/// Kinds of the kernel `product_half`.
+const IS_BF16: u64 = 1;
+const IS_FLOAT_RESULT: u64 = 2;
+/// The rows and columns of a tile of the kernels `product_wide` and `product_half`, and of `product`.
 const WIDE: usize = 128;
 const SMALL: usize = 64;
 const THREADS: u32 = 256;

@@ -4,8 +4,9 @@
 //! into parts, which a second launch adds.
 
 use crate::array::{GpuArray, GpuView};
+use crate::element::{Element, NumericType, ProductKernels};
 use crate::error::ArrayError;
-use crate::expression::Numeric;
+use crate::expression::Factor;
 use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::launch::OwnLaunch;
@@ -14,14 +15,16 @@ use crate::ops::product::{dense, words};
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
-/// The product, or `None` if neither the rows nor the columns of the matrix are contiguous. Neither operand is empty, and they have as
+/// The product, or `None` if no kernel for vectors multiplies such elements, or neither the rows nor the columns are contiguous. Neither operand is empty, and they have as
 /// many columns and elements.
-pub(super) fn product<T: Numeric>(
+pub(super) fn product<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
     vector: &GpuView<'_, T, Ix1>,
 ) -> Result<Option<GpuArray<T, Ix1>>, ArrayError> {
     let (row_count, column_count) = matrix.raw_dim().into_pattern();
-    let Some(path) = Path::of(matrix.layout()) else { return Ok(None) };
+    let (Some(path), ProductKernels::Numeric(number)) = (Path::of(matrix.layout()), T::PRODUCTS) else {
+        return Ok(None);
+    };
     let vector = operand(vector, matrix.gpu(), ElementOrder::Row, "dot")?;
     let vector = vector.view();
     match path {
@@ -29,8 +32,10 @@ pub(super) fn product<T: Numeric>(
             let row = matrix.reshape(column_count)?;
             Ok(row.dot(&vector)?.into_shape(1)?)
         }
-        Path::Rows { row_step } => along_rows(matrix, row_step, &vector, [row_count, column_count]),
-        Path::Columns { row_step } => along_columns(matrix, row_step, &vector, [column_count, row_count]),
+        Path::Rows { row_step } => along_rows(matrix, number, row_step, &vector, [row_count, column_count]),
+        Path::Columns { row_step } => {
+            along_columns(matrix, number, row_step, &vector, [column_count, row_count])
+        }
     }
     .map(Some)
 }
@@ -67,106 +72,93 @@ impl Path {
     }
 }
 
-/// The matrix has `row_count` contiguous rows of `column_count` elements, `row_step` apart, and the vector `column_count` elements.
-fn along_rows<T: Numeric>(
+/// The matrix has `row_count` contiguous rows of `column_count` elements, `row_step` apart, and the vector `column_count` elements. A warp
+/// sums a row, or a whole block sums a part of one.
+fn along_rows<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
-    row_step: u64,
-    v: &GpuView<'_, T, Ix1>,
-    [row_count, column_count]: [usize; 2],
-) -> Result<GpuArray<T, Ix1>, ArrayError> {
-    let long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
-    if long {
-        return along_long_rows(matrix, row_step, v, [row_count, column_count]);
-    }
-    let result = vector::<T>(matrix.gpu(), row_count)?;
-    let launch = warp_a_row(matrix.gpu(), Kernel::RowsWarp(T::KERNELS), row_count)?.write(&result);
-    let launch = launch.read(matrix).value(row_step).read(v);
-    words(launch, [row_count, column_count]).queue("dot")?;
-    Ok(result)
-}
-
-/// One block for each row, or several if there are few rows.
-fn along_long_rows<T: Numeric>(
-    matrix: &GpuView<'_, T, Ix2>,
+    number: NumericType,
     row_step: u64,
     v: &GpuView<'_, T, Ix1>,
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
     let gpu = matrix.gpu();
-    let parts = BLOCKS_WANTED.div_ceil(row_count).min(column_count.div_ceil(COLUMNS_A_PART_MIN));
+    let is_long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
+    let parts = match is_long {
+        true => BLOCKS_WANTED.div_ceil(row_count).min(column_count.div_ceil(COLUMNS_A_PART_MIN)),
+        false => 1,
+    };
     // A multiple of every pack, so that parts are aligned like rows.
     let columns_a_part = column_count.div_ceil(parts).next_multiple_of(16);
     let parts = column_count.div_ceil(columns_a_part);
-    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
-    let grid = [blocks(row_count, 1), parts as u32, 1];
-    let launch = OwnLaunch::new(gpu, Kernel::RowsBlock(T::KERNELS), grid, [WIDE, 1, 1])?.write(&partial);
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(parts, row_count))?)?;
+    let block = if is_long { [ROW_LANES * 32, 1, 1] } else { [32, ROW_LANES, 1] };
+    let grid = [blocks(row_count, block[1] as usize), parts as u32, 1];
+    let launch = OwnLaunch::new(gpu, Kernel::Rows(number), grid, block)?.write(&partial);
     let launch = launch.read(matrix).value(row_step).read(v);
-    let sum_parts = words(launch, [row_count, column_count, columns_a_part]);
+    let launch = words(launch, [row_count, column_count, columns_a_part]);
     if parts == 1 {
-        sum_parts.queue("dot")?;
+        launch.queue("dot")?;
         return Ok(partial.into_shape(row_count)?);
     }
-    let result = vector::<T>(gpu, row_count)?;
-    let launch =
-        warp_a_row(gpu, Kernel::RowsSum(T::KERNELS), row_count)?.write(&result).read(&partial.view());
-    sum_parts.queue_before(words(launch, [parts, row_count, parts]), "dot")?;
+    let result = GpuArray::unwritten(gpu, dense::<T, _>(Ix1(row_count))?)?;
+    launch.queue_before(sum_of_parts(&result, &partial.view(), number)?, "dot")?;
     Ok(result)
 }
 
 /// Like [`along_rows`], but the vector has `row_count` elements, and the results are the sums of columns.
-fn along_columns<T: Numeric>(
+fn along_columns<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
+    number: NumericType,
     row_step: u64,
     v: &GpuView<'_, T, Ix1>,
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
-    let gpu = matrix.gpu();
-    let column_blocks = column_count.div_ceil(32 * 16 / size_of::<T>());
+    let column_blocks = column_count.div_ceil(COLUMN_BYTES / size_of::<T>());
     let parts = row_count.div_ceil(ROWS_A_PART_MIN).min(BLOCKS_WANTED.div_ceil(column_blocks));
     let rows_a_part = row_count.div_ceil(parts);
     let parts = row_count.div_ceil(rows_a_part);
-    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(parts, column_count))?)?;
-    let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
-    let grid_columns = u32::try_from(column_blocks).map_err(too_many)?;
-    let block = [32, ROW_LANES, 1];
-    let launch = OwnLaunch::new(gpu, Kernel::Columns(T::KERNELS), [grid_columns, parts as u32, 1], block)?;
-    let launch = launch.write(&partial).read(matrix).value(row_step).read(v);
-    let sum_parts = words(launch, [row_count, column_count, rows_a_part]);
+    let partial = GpuArray::<T, Ix2>::unwritten(matrix.gpu(), dense::<T, _>(Ix2(parts, column_count))?)?;
+    let launch = columns(matrix.gpu(), number, [column_count, parts], size_of::<T>())?.write(&partial);
+    let launch = launch.read(matrix).value(row_step).read(v);
+    let launch = words(launch, [row_count, column_count, rows_a_part]);
     if parts == 1 {
-        sum_parts.queue("dot")?;
+        launch.queue("dot")?;
         return Ok(partial.into_shape(column_count)?);
     }
-    let result = vector::<T>(gpu, column_count)?;
-    sum_parts.queue_before(sum_of_parts(&result, &partial.view())?, "dot")?;
+    let result = GpuArray::unwritten(matrix.gpu(), dense::<T, _>(Ix1(column_count))?)?;
+    launch.queue_before(sum_of_parts(&result, &partial.view(), number)?, "dot")?;
     Ok(result)
 }
 
+/// A launch of the kernel that sums columns, in parts of the rows.
+fn columns(
+    gpu: &Gpu,
+    number: NumericType,
+    [column_count, parts]: [usize; 2],
+    element_bytes: usize,
+) -> Result<OwnLaunch<'_>, ArrayError> {
+    let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
+    let blocks = u32::try_from(column_count.div_ceil(COLUMN_BYTES / element_bytes)).map_err(too_many)?;
+    OwnLaunch::new(gpu, Kernel::Columns(number), [blocks, parts as u32, 1], [32, ROW_LANES, 1])
+}
+
 /// A launch that adds the rows of a matrix. Results and columns are as many.
-pub(super) fn sum_of_parts<'a, T: Numeric, D: Dimension>(
+pub(super) fn sum_of_parts<'a, T: Element, D: Dimension>(
     result: &'a GpuArray<T, D>,
     partial: &GpuView<'a, T, Ix2>,
+    number: NumericType,
 ) -> Result<OwnLaunch<'a>, ArrayError> {
     let (parts, column_count) = partial.raw_dim().into_pattern();
-    let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
-    let blocks = u32::try_from(column_count.div_ceil(32 * 16 / size_of::<T>())).map_err(too_many)?;
-    let gpu = partial.gpu();
-    let launch = OwnLaunch::new(gpu, Kernel::ColumnsSum(T::KERNELS), [blocks, 1, 1], [32, ROW_LANES, 1])?;
-    let launch = launch.write(result).read(partial);
-    Ok(words(launch, [column_count, parts, column_count, parts]))
+    let launch = columns(partial.gpu(), number, [column_count, 1], size_of::<T>())?.write(result);
+    // No vector: each row counts once.
+    let launch = launch.read(partial).value(column_count as u64).value(0_u64);
+    Ok(words(launch, [parts, column_count, parts]))
 }
 
-fn vector<T: Numeric>(gpu: &Gpu, len: usize) -> Result<GpuArray<T, Ix1>, ArrayError> {
-    GpuArray::unwritten(gpu, dense::<T, _>(Ix1(len))?)
-}
-
-fn warp_a_row(gpu: &Gpu, kernel: Kernel, row_count: usize) -> Result<OwnLaunch<'_>, ArrayError> {
-    OwnLaunch::new(gpu, kernel, [blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1])
-}
-
-/// The rows of a block of `rows_warp`, and the row lanes of `columns`. The kernels are compiled for this number.
+/// The rows of a block of `rows` if a warp sums each, and the row lanes of `columns`.
 const ROW_LANES: u32 = 8;
-/// Threads on one row in `rows_block`.
-const WIDE: u32 = 256;
+/// The bytes of a row that a block of `columns` works on: 16 for each thread of a warp.
+const COLUMN_BYTES: usize = 32 * 16;
 /// A whole block sums each longer row.
 const LONG_ROW: usize = 4096;
 /// With fewer rows, one warp for each leaves the device idle, unless the rows are short.
