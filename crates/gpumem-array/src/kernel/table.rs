@@ -4,7 +4,7 @@
 //! type, and its parameters. `T` stands for the type. Tests compare each row with the PTX.
 
 use crate::element::NumericType;
-use crate::kernel::parameters::{AxisWords, OuterAxes, PatternBytes};
+use crate::kernel::parameters::{AxisWords, OuterAxes};
 use crate::kernel::source::{DeclaredKernel, KernelParameter};
 
 /// A kernel, for all of its types.
@@ -138,15 +138,11 @@ table! {
         // A copy whose fastest axes differ, by tiles.
         Transpose "transpose"
             (to: u64, from: u64, row: AxisWords, column: AxisWords, count: u64, axes: OuterAxes);
-        Fill "fill" (to: u64, low: u64, high: u64, len: u64, to_step: i64, rows: u64, axes: OuterAxes);
     }
     Only STRIDED {
         // A copy of rows of bytes without gaps, at any addresses.
         Dense "dense_1"
             (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes);
-    }
-    Unit FILL {
-        Pattern "pattern" (out: u64, size_bytes: u64, period: u64, pattern: PatternBytes);
     }
     Unit GATHER {
         Gather "gather" (out: u64, from: u64, index: u64, count: u64, len: u64, width: u64, outer: u64);
@@ -201,7 +197,6 @@ macro_rules! numeric_texts {
 
 const MATVEC: &[&str] = numeric_texts!("matvec");
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
-const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
 const GATHER: &[&str] = &[include_str!("../../kernels/gather.ptx")];
 const RANDOM: &[&str] = &[include_str!("../../kernels/random.ptx")];
 const PACK: &[&str] = &[include_str!("../../kernels/pack.ptx")];
