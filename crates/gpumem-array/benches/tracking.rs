@@ -101,6 +101,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let one_ns = best_ns(rounds, || step(&axpy, &gpu, &mut y, &a, &b)) - bare_ns;
     print("bare stub", bare_ns);
     print("three arrays, one stream", one_ns);
+    let expression_ns = best_ns(rounds, || y.assign_expr(a.lazy() + b.lazy() * 0.5)) - bare_ns;
+    print("a + b * 0.5 into y, one stream", expression_ns);
+    print("above a launch with these arguments", expression_ns - one_ns);
+    let sum_ns = best_ns(rounds, || y.try_add_assign(&a)) - bare_ns;
+    print("y += a, one stream", sum_ns);
+    let table = a.view().into_shape((LEN / 16, 16))?;
+    let (row, mut to) =
+        (GpuArray::from_elem(&gpu, 16, 1.0_f32)?, GpuArray::<f32, _>::zeros(&gpu, (LEN / 16, 16))?);
+    print("x - row into y, one stream", best_ns(rounds, || to.assign_expr(table.lazy() - &row)) - bare_ns);
 
     let host = vec![1.0_f32; UPLOAD_LEN];
     let mut target = GpuArray::<f32, _>::zeros(&gpu, UPLOAD_LEN)?;

@@ -1,6 +1,6 @@
-// Copies and fills of strided ranges, by the size of an element: 1, 2, 4, 8 or 16 bytes.
+// Copies of strided ranges, by the size of an element: 1, 2, 4, 8 or 16 bytes.
 //
-// `copy` and `fill`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
+// `copy`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
 // itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row. `dense` is such
 // a copy for rows of bytes without gaps.
 //
@@ -397,16 +397,6 @@ __device__ void transpose(char *to, const char *from, const Axis &row, const Axi
     }
 }
 
-template <class T> __device__ void fill(char *to, T value, u64 len, i64 to_step, u64 rows, const Axes &axes) {
-    const u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    const u64 threads = gridDim.x * (u64)blockDim.x;
-    for (u64 row = blockIdx.y * (u64)blockDim.y + threadIdx.y; row < rows; row += gridDim.y * (u64)blockDim.y) {
-        const Row start(axes, row);
-#pragma unroll 1
-        for (u64 i = first; i < len; i += threads) *(T *)(to + start.to + (i64)i * to_step) = value;
-    }
-}
-
 // In place: a copy of its own for each thread would not fit into registers.
 #define AXES const __grid_constant__ Axes axes
 #define COPY(bytes, T)                                                                                              \
@@ -418,10 +408,6 @@ template <class T> __device__ void fill(char *to, T value, u64 len, i64 to_step,
     extern "C" __global__ void gpumem_transpose_##bytes(char *to, const char *from, Axis row, Axis column,          \
                                                         u64 count, AXES) {                                          \
         transpose<T>(to, from, row, column, count, axes);                                                           \
-    }
-#define FILL(bytes, T)                                                                                              \
-    extern "C" __global__ void gpumem_fill_##bytes(char *to, u64 low, u64, u64 len, i64 to_step, u64 rows, AXES) {  \
-        fill<T>(to, (T)low, len, to_step, rows, axes);                                                              \
     }
 
 COPY(1, unsigned char)
@@ -440,11 +426,3 @@ TRANSPOSE(2, unsigned short)
 TRANSPOSE(4, unsigned)
 TRANSPOSE(8, u64)
 TRANSPOSE(16, Wide)
-FILL(1, unsigned char)
-FILL(2, unsigned short)
-FILL(4, unsigned)
-FILL(8, u64)
-
-extern "C" __global__ void gpumem_fill_16(char *to, u64 low, u64 high, u64 len, i64 to_step, u64 rows, AXES) {
-    fill<Wide>(to, Wide{low, high}, len, to_step, rows, axes);
-}

@@ -128,7 +128,7 @@ impl Deref for Copier<'_> {
 
 /// The pools, kernels and thread streams that all forks share.
 struct Shared {
-    library: Library,
+    library: Arc<Library>,
     pools: GpuPools,
     streams: Mutex<ThreadStreams>,
     stages: Stages,
@@ -153,7 +153,7 @@ struct ThreadStream {
 }
 
 impl Gpu {
-    /// Creates a `Gpu` on a pool, with a new stream. The new `Gpu` has kernels of its own; [`Gpu::fork`] shares them.
+    /// Creates a `Gpu` on a pool, with a new stream. All `Gpu`s of a device share their kernels.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl Gpu {
         check_device(pool.device(), stream.device())?;
         let transfers = Arc::<TransferCounters>::default();
         let shared = Shared {
-            library: Library::new(pool.device()),
+            library: Library::of(pool.device()),
             pools: GpuPools::new(pool),
             streams: Mutex::default(),
             stages: Stages::default(),

@@ -413,6 +413,14 @@ impl<'a> OwnArguments<'a> {
         }
     }
 
+    /// Adds another address in the array that was added last.
+    pub(crate) fn address(&mut self, address: u64) {
+        let Arguments { buffer, counts, .. } = &mut self.0;
+        if let Some(buffer) = buffer {
+            *counts = buffer.with_word(*counts, address, 8);
+        }
+    }
+
     /// Ends with a value that may exceed the limit of other launches.
     pub(crate) fn launch(
         mut self,

@@ -1,4 +1,4 @@
-//! Launches of the kernels that copy, transpose and fill strided ranges.
+//! Launches of the kernels that copy and transpose strided ranges.
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -30,21 +30,6 @@ pub(crate) fn copy<'a>(
     let launch = OwnLaunch::new(gpu, kernel, grid, block)?.array(to).array(from);
     let launch = words(strided.row).into_iter().fold(launch, OwnLaunch::value);
     Ok(launch.value(count as u64).large(&packed(&strided.outer)).without_prefetch())
-}
-
-/// A kernel that fills all rows with a pattern, whose width divides the unit.
-pub(crate) fn fill<'a>(
-    gpu: &'a Gpu,
-    strided: &Strided,
-    to: (Use<'a>, u64),
-    pattern: [u64; 2],
-) -> Result<OwnLaunch<'a>, ArrayError> {
-    let count = rows(strided);
-    let (grid, block) = shape(strided.row.len, count, 1);
-    let launch = OwnLaunch::new(gpu, Kernel::Fill(Unit::of(strided.unit)), grid, block)?.array(to);
-    let launch = launch.value(pattern[0]).value(pattern[1]);
-    let launch = launch.value(strided.row.len as u64).value(strided.row.to as i64);
-    Ok(launch.value(count as u64).large(&packed(&strided.outer)))
 }
 
 /// The number of positions on the outer axes.
@@ -132,7 +117,7 @@ const GRID_Y_MAX: usize = 65_535;
 mod tests {
     use super::*;
 
-    /// The units that the kernel `copy` or `fill` moves in a grid of this shape, by row, in the order of the loops in `strided.cu`.
+    /// The units that the kernel `copy` moves in a grid of this shape, by row, in the order of the loops in `strided.cu`.
     fn visits(([grid_x, grid_y, _], [x, y, _]): Shape, len: usize, rows: usize, is_copy: bool) -> Vec<u32> {
         let [grid_x, grid_y, x, y] = [grid_x, grid_y, x, y].map(|size| size as usize);
         let mut visits = vec![0; len * rows];

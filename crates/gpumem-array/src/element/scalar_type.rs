@@ -45,6 +45,16 @@ impl ScalarType {
         Self::ALL.get(usize::from(token)).copied().unwrap_or(Self::F32)
     }
 
+    /// The unsigned integer of 1, 2, 4 or 8 bytes.
+    pub(crate) fn unsigned(size: usize) -> Self {
+        match size {
+            1 => Self::U8,
+            2 => Self::U16,
+            4 => Self::U32,
+            _ => Self::U64,
+        }
+    }
+
     pub(crate) fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::Bool => 1,

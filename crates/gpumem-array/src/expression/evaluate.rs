@@ -2,12 +2,13 @@
 
 use crate::array::{AsViewMut, GpuArray};
 use crate::error::ArrayError;
-use crate::expression::node::{ElementsBefore, Expression, Lazy, axes};
+use crate::expression::node::{ElementsBefore, Expression, Lazy, axes, layout_axes};
 use crate::expression::plan::KernelPlan;
 use crate::expression::scalar::Scalar;
 use crate::expression::tape::{EXPRESSION, Notes, Tape};
 use crate::expression::text::{self, NAME, THREADS};
 use crate::gpu::Gpu;
+use crate::kernel::Function;
 use crate::launch::OwnArguments;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::Use;
@@ -47,25 +48,52 @@ pub(crate) fn evaluate<E: Expression<Dim: Dimension>>(
             GpuArray::<E::Elem, E::Dim>::unwritten(gpu, result_layout(&tape, size_of::<E::Elem>())?)?;
         if !result.is_empty() {
             tape.target(E::Elem::TYPE, NEW_ARRAY, axes(&result.view()));
-            queue_recorded(gpu, tape, plan, (result.writes(), result.address()))?;
+            queue_recorded(gpu, tape, plan, result.writes(), [result.address()])?;
         }
         Ok(result)
     })
 }
 
+/// Loads the kernel of [`evaluate`].
+pub(crate) fn preload<E: Expression<Dim: Dimension>>(expression: &E) -> Result<(), ArrayError> {
+    with_memory(|ExpressionMemory { notes, plan }| {
+        let mut tape = Tape::new("preload", notes);
+        expression.record(&mut tape)?;
+        let gpu = tape.gpu.ok_or_else(without_arrays)?;
+        let layout = result_layout::<E::Dim>(&tape, size_of::<E::Elem>())?;
+        if layout.shape().contains(&0) {
+            return Ok(());
+        }
+        tape.target(E::Elem::TYPE, NEW_ARRAY, layout_axes(&layout, size_of::<E::Elem>()));
+        let Tape { notes, .. } = tape;
+        plan.each(notes, &notes.shapes)?;
+        kernel(gpu, plan).map(drop)
+    })
+}
+
+/// The kernel of a plan, loaded.
+fn kernel<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g Function, ArrayError> {
+    gpu.library().generated().entry(&plan.key)?.function(gpu.device(), NAME, || text::each(plan))
+}
+
 /// Stands for the address of a new array as a target: a plan depends on its alignment alone, and every allocation is aligned to 256 bytes.
 pub(crate) const NEW_ARRAY: u64 = 0;
 
-/// Queues the kernel of a recorded expression, which writes the one target of the tape.
+/// Queues the kernel of a recorded expression, which writes the targets of the tape. They have these addresses, all in one array.
 pub(crate) fn queue_recorded<'a>(
     gpu: &'a Gpu,
     tape: Tape<'a, '_>,
     plan: &mut KernelPlan,
-    target: (Use<'a>, u64),
+    array: Use<'a>,
+    addresses: impl IntoIterator<Item = u64>,
 ) -> Result<(), ArrayError> {
     let operation = tape.operation();
     let Tape { mut arguments, notes, .. } = tape;
-    arguments.array(target);
+    let mut addresses = addresses.into_iter();
+    if let Some(first) = addresses.next() {
+        arguments.array((array, first));
+    }
+    addresses.for_each(|address| arguments.address(address));
     plan.each(notes, &notes.shapes)?;
     queue_each(gpu, arguments, plan, operation)
 }
@@ -76,8 +104,7 @@ fn queue_each<'a>(
     plan: &KernelPlan,
     operation: &'static str,
 ) -> Result<(), ArrayError> {
-    let kernel = gpu.library().generated().entry(&plan.key)?;
-    let function = kernel.function(gpu.device(), NAME, || text::each(plan))?;
+    let function = kernel(gpu, plan)?;
     let len: usize = plan.lens.iter().product();
     let blocks = blocks(len.div_ceil(plan.lanes));
     arguments.launch(gpu, function, [blocks, THREADS as u32], &plan.words).queue(operation)

@@ -2,7 +2,7 @@
 
 use crate::array::GpuArray;
 use crate::error::ArrayError;
-use crate::expression::evaluate::evaluate;
+use crate::expression::evaluate::{evaluate, preload};
 use crate::expression::node::{
     Binary, Broadcast, Calculation, Constant, Converted, ConvertsTo, Expression, Inserted, Lazy, NoAxes,
     Operand, Ternary, Together, Unary,
@@ -191,5 +191,28 @@ impl<E: Expression> Lazy<E> {
         E::Dim: Dimension,
     {
         evaluate(EXPRESSION, &self.0)
+    }
+
+    /// Loads the kernel that [`Lazy::eval`] would run, and runs nothing. Later expressions of this type, of arrays with such layouts, need not
+    /// load it.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[0.0_f32; 4])?;
+    /// (x.lazy() * 2.0).exp().preload()?;
+    /// let (graph, z) = gpu.capture(|c| (x.on(c).lazy() * 2.0).exp().eval())?; // loads nothing
+    /// # drop((graph, z));
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lazy::eval`].
+    pub fn preload(&self) -> Result<(), ArrayError>
+    where
+        E::Dim: Dimension,
+    {
+        preload(&self.0)
     }
 }

@@ -4,6 +4,7 @@ use crate::array::{AsView, GpuView};
 use crate::error::ArrayError;
 use crate::expression::scalar::{Comparable, Scalar};
 use crate::expression::tape::{CAST, Tape};
+use crate::layout::Layout;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -132,8 +133,15 @@ impl<A: AsView<Elem: Scalar>> Expression for Elements<A> {
 pub(crate) fn axes<T: Scalar, D: Dimension>(
     view: &GpuView<'_, T, D>,
 ) -> impl Iterator<Item = (usize, isize)> {
-    let size = size_of::<T>().cast_signed();
-    let layout = view.layout();
+    layout_axes(view.layout(), size_of::<T>())
+}
+
+/// The lengths of the axes, and their strides in bytes, for elements of a size.
+pub(crate) fn layout_axes<D: Dimension>(
+    layout: &Layout<D>,
+    size: usize,
+) -> impl Iterator<Item = (usize, isize)> {
+    let size = size.cast_signed();
     layout.shape().iter().copied().zip(layout.strides()).map(move |(len, stride)| (len, stride * size))
 }
 

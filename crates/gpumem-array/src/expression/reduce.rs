@@ -16,7 +16,6 @@ use crate::kernel::generated::GeneratedKernel;
 use crate::layout::{ElementOrder, Layout};
 use core::marker::PhantomData;
 use ndarray::{Axis, Dimension, Ix0, Ix1};
-use std::sync::Arc;
 
 /// Enough threads to keep a large GPU busy.
 const THREADS_WANTED: usize = 132 * 1024;
@@ -101,7 +100,7 @@ fn function<'k>(
     kernel.function(gpu.device(), NAME, || fold::text(plan, class))
 }
 
-fn entry(gpu: &Gpu, plan: &KernelPlan) -> Result<Arc<GeneratedKernel>, ArrayError> {
+fn entry<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g GeneratedKernel, ArrayError> {
     gpu.library().generated().entry(&plan.key)
 }
 
@@ -167,7 +166,7 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
             arguments.array((result.writes(), result.address()));
             division.end(plan, notes, &class, array_count + 1, total);
             let kernel = entry(gpu, plan)?;
-            let function = function(gpu, &kernel, plan, &class)?;
+            let function = function(gpu, kernel, plan, &class)?;
             arguments.launch(gpu, function, division.blocks(), &plan.words).queue(operation)?;
             return Ok(result);
         }
@@ -183,7 +182,7 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
         division.end(plan, notes, &class, array_count + parts.len(), total);
         let kernel = entry(gpu, plan)?;
         let first =
-            arguments.launch(gpu, function(gpu, &kernel, plan, &class)?, division.blocks(), &plan.words);
+            arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
 
         let shape = [division.parts, division.outputs];
         let mut tape = Tape::new(operation, notes);
@@ -202,7 +201,7 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
         division.end(plan, notes, &class, array_count + 1, total);
         let kernel = entry(gpu, plan)?;
         let second =
-            arguments.launch(gpu, function(gpu, &kernel, plan, &class)?, division.blocks(), &plan.words);
+            arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
         first.queue_before(second, operation)?;
         Ok(result)
     })

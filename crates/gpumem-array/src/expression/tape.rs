@@ -7,6 +7,7 @@ use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::scalar::Scalar;
 use crate::gpu::Gpu;
+use crate::kernel::ARGUMENTS_MAX;
 use crate::launch::OwnArguments;
 use crate::layout::ByteSpan;
 use crate::storage::Use;
@@ -131,6 +132,11 @@ impl<'v, 'n> Tape<'v, 'n> {
         next(targets, target_count).set(of, ArgumentIndex::Target(index), address, axes);
     }
 
+    /// The shape of an expression without arrays.
+    pub(crate) fn shape(&mut self, shape: impl Iterator<Item = usize>) {
+        self.notes.shapes.extend(shape);
+    }
+
     /// Records the elements of a target.
     pub(crate) fn updated<T: Scalar>(&mut self, index: usize) -> Result<(), ArrayError> {
         let notes = &mut *self.notes;
@@ -229,7 +235,7 @@ impl Notes {
     pub(crate) fn is_too_large(&self) -> bool {
         self.element_count > ELEMENTS_MAX
             || self.numbers.len() > NUMBERS_MAX
-            || self.arrays.len() > ARRAYS_MAX
+            || self.arrays.len() + self.target_count > ARGUMENTS_MAX - 1
     }
 
     fn clear(&mut self) {
@@ -294,4 +300,3 @@ fn next<'e>(entries: &'e mut Vec<LeafElement>, count: &mut usize) -> &'e mut Lea
 pub(crate) const EXPRESSION: &str = "expression";
 const ELEMENTS_MAX: usize = 250;
 const NUMBERS_MAX: usize = 100;
-const ARRAYS_MAX: usize = 26;

@@ -2,38 +2,53 @@
 
 use crate::error::ArrayError;
 use crate::kernel::{Function, Module};
-use core::hash::{BuildHasherDefault, Hasher};
 use gpumem_pool::{Device, not_forked};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The kernels by all that their texts depend on. The lock is held to find or add an entry only.
-#[derive(Default)]
-pub(crate) struct Generated(RwLock<KernelsByKey>);
+/// The kernels by all that their texts depend on, in lists by the hash of that. A search takes no lock: a kernel that is there stays.
+pub(crate) struct Generated(Box<[Link]>);
 
-type KernelsByKey = HashMap<Box<[u8]>, Arc<GeneratedKernel>, BuildHasherDefault<KeyHasher>>;
+type Link = OnceLock<Box<GeneratedKernel>>;
 
 /// A kernel, or the place of one that a thread is loading.
-#[derive(Default)]
 pub(crate) struct GeneratedKernel {
+    key: Box<[u8]>,
     function: OnceLock<Function>,
     loading: Mutex<()>,
+    next: Link,
+}
+
+impl Default for Generated {
+    fn default() -> Self {
+        Self((0..LISTS).map(|_| Link::new()).collect())
+    }
 }
 
 impl Generated {
     /// The entry of a key.
-    pub(crate) fn entry(&self, key: &[u8]) -> Result<Arc<GeneratedKernel>, ArrayError> {
-        // A thread may have held the lock when the process was forked.
-        not_forked()?;
-        if let Some(known) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(key) {
-            return Ok(known.clone());
+    pub(crate) fn entry(&self, key: &[u8]) -> Result<&GeneratedKernel, ArrayError> {
+        let mut link = &self.0[hash(key) % LISTS];
+        loop {
+            match link.get() {
+                Some(known) if *known.key == *key => return Ok(known),
+                Some(known) => link = &known.next,
+                None => {
+                    // A thread may have been adding an entry when the process was forked.
+                    not_forked()?;
+                    // The entry of a thread that was faster may have another key.
+                    link.get_or_init(|| Box::new(GeneratedKernel::new(key)));
+                }
+            }
         }
-        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(entries.entry(key.into()).or_default().clone())
     }
 }
 
 impl GeneratedKernel {
+    #[cold]
+    fn new(key: &[u8]) -> Self {
+        Self { key: key.into(), function: OnceLock::new(), loading: Mutex::default(), next: Link::new() }
+    }
+
     /// The kernel, loaded if it is not yet. Threads that need the same kernel wait.
     pub(crate) fn function(
         &self,
@@ -44,6 +59,7 @@ impl GeneratedKernel {
         if let Some(function) = self.function.get() {
             return Ok(function);
         }
+        not_forked()?;
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = self.function.get() {
             return Ok(function);
@@ -53,22 +69,16 @@ impl GeneratedKernel {
     }
 }
 
-/// Hashes keys a word at a time.
-#[derive(Default)]
-pub(crate) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        }
-        // The table uses the high and the low bits.
-        self.0 ^= self.0 >> 32;
-    }
+/// A word at a time.
+fn hash(key: &[u8]) -> usize {
+    let (words, rest) = key.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let add = |sum: u64, word: &[u8; 8]| {
+        (sum.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    };
+    let sum = add(words.iter().fold(0, add), &last);
+    (sum >> 32) as usize
 }
+
+const LISTS: usize = 1024;

@@ -12,7 +12,7 @@ use core::ops::Range;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::sys::{Driver, DriverError};
 use gpumem_pool::{Device, not_forked};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub(crate) struct Library {
     device: Device,
@@ -24,7 +24,20 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    pub(crate) fn new(device: &Device) -> Self {
+    /// The kernels of a device, which its users share: each is loaded once in a process, while there is a user.
+    pub(crate) fn of(device: &Device) -> Arc<Self> {
+        static LIBRARIES: Mutex<Vec<Weak<Library>>> = Mutex::new(Vec::new());
+        let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+        libraries.retain(|library| library.strong_count() > 0);
+        let known = libraries.iter().filter_map(Weak::upgrade).find(|library| library.device == *device);
+        known.unwrap_or_else(|| {
+            let library = Arc::new(Self::new(device));
+            libraries.push(Arc::downgrade(&library));
+            library
+        })
+    }
+
+    fn new(device: &Device) -> Self {
         let functions = [const { OnceLock::new() }; KERNEL_COUNT];
         Self { device: device.clone(), functions, modules: Mutex::default(), generated: Generated::default() }
     }
@@ -37,14 +50,11 @@ impl Library {
         self.function_at(kernel.place())
     }
 
-    /// Loads the kernels for products of one type, and all that copy and fill strided elements.
+    /// Loads the kernels for products of one type, and all that copy strided elements.
     pub(crate) fn preload(&self, products: ProductKernels) -> Result<(), ArrayError> {
         for unit in Unit::ALL {
-            for kernel in
-                [Kernel::Copy(unit), Kernel::Transpose(unit), Kernel::Fill(unit), Kernel::Pattern(unit)]
-            {
-                self.function(kernel)?;
-            }
+            self.function(Kernel::Copy(unit))?;
+            self.function(Kernel::Transpose(unit))?;
         }
         self.function(Kernel::Dense(Only::One))?;
         let ProductKernels::Numeric(number) = products else {

@@ -9,6 +9,3 @@ pub(crate) type OuterAxes = [u64; 1 + 3 * AXES_MAX];
 
 /// The length of an axis, and its steps in target and source.
 pub(crate) type AxisWords = [u64; 3];
-
-/// The bytes of a fill, as many as its period takes.
-pub(crate) type PatternBytes = [u128; 64];

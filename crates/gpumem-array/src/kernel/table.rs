@@ -4,7 +4,7 @@
 //! type, and its parameters. `T` stands for the type. Tests compare each row with the PTX.
 
 use crate::element::NumericType;
-use crate::kernel::parameters::{AxisWords, OuterAxes, PatternBytes};
+use crate::kernel::parameters::{AxisWords, OuterAxes};
 use crate::kernel::source::{DeclaredKernel, KernelParameter};
 
 /// A kernel, for all of its types.
@@ -157,15 +157,11 @@ table! {
         // A copy whose fastest axes differ, by tiles.
         Transpose "transpose"
             (to: u64, from: u64, row: AxisWords, column: AxisWords, count: u64, axes: OuterAxes);
-        Fill "fill" (to: u64, low: u64, high: u64, len: u64, to_step: i64, rows: u64, axes: OuterAxes);
     }
     Only STRIDED {
         // A copy of rows of bytes without gaps, at any addresses.
         Dense "dense_1"
             (to: u64, from: u64, len: u64, to_step: i64, from_step: i64, rows: u64, axes: OuterAxes);
-    }
-    Unit FILL {
-        Pattern "pattern" (out: u64, size_bytes: u64, period: u64, pattern: PatternBytes);
     }
     Only INDEX {
         Gather "gather"
@@ -237,7 +233,6 @@ const SPARSE: &[&str] = numeric_texts!("sparse");
 const PRODUCT_WIDE: &[&str] = &[include_str!("../../kernels/product_wide.ptx")];
 const PRODUCT_HALF: &[&str] = &[include_str!("../../kernels/product_half.ptx")];
 const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
-const FILL: &[&str] = &[include_str!("../../kernels/fill.ptx")];
 const INDEX: &[&str] = &[include_str!("../../kernels/index.ptx")];
 const RANDOM: &[&str] = &[include_str!("../../kernels/random.ptx")];
 const PACK: &[&str] = &[include_str!("../../kernels/pack.ptx")];

@@ -166,7 +166,7 @@ fn converted_at<T: Cast<U>, U: Element, D: Dimension, P: Place + ?Sized>(
         tape.token(CAST);
         tape.token(to as u8);
         tape.target(to, NEW_ARRAY, numbers(result.layout(), to, lanes));
-        queue_recorded(gpu, tape, plan, (result.writes(), result.address()))
+        queue_recorded(gpu, tape, plan, result.writes(), [result.address()])
     })?;
     Ok(result)
 }

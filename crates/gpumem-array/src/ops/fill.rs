@@ -1,19 +1,18 @@
 //! Sets every element to one value.
 //!
-//! The driver's memset handles values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. Kernels handle the rest.
+//! The driver's memset handles values of 1, 2 and 4 bytes, contiguous or in rows at a pitch. The rest are expressions: of one number, or of
+//! one for each word of an element.
 
 use crate::array::{GpuArray, GpuViewMut, UninitArray, writers};
-use crate::copy::{self, strided};
-use crate::element::Element;
+use crate::copy;
 use crate::element::kind::Kind;
+use crate::element::{Element, ScalarType};
 use crate::error::ArrayError;
+use crate::expression::evaluate::{queue_recorded, with_memory};
+use crate::expression::tape::Tape;
 use crate::gpu::Place;
-use crate::kernel::parameters::PatternBytes;
-use crate::kernel::table::{Kernel, Unit};
-use crate::launch::OwnLaunch;
 use crate::layout::ElementOrder;
 use crate::layout::plan::{Form, LayoutPlan};
-use crate::ops::blocks;
 use crate::storage::queue;
 use ndarray::{Dimension, IntoDimension, Ix0};
 
@@ -55,7 +54,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver
-    /// call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    /// call fails.
     pub fn from_elem<P, S>(place: &P, shape: S, value: T) -> Result<Self, ArrayError>
     where
         P: Place<Kind = K> + ?Sized,
@@ -78,8 +77,7 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes and odd sizes [`ArrayError::NoSuchKernel`] on the
-    /// simulator without the feature `sim`. On an error the memory is freed.
+    /// [`ArrayError::Pool`] if a driver call fails. On an error the memory is freed.
     pub fn fill(self, value: T) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
         array.view_mut().fill(value)?;
@@ -92,7 +90,8 @@ writers! {
 
     /// Sets every element to `value`.
     ///
-    /// Elements of up to 1024 bytes are set on the device. A larger element is uploaded once and copied on the device.
+    /// Elements of up to 16 words are set on the device: of 128 bytes, if they are a multiple of eight. A larger element is uploaded once and
+    /// copied on the device.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -110,175 +109,122 @@ writers! {
     /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
     /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if a driver call fails, or if an element is uploaded while the stream captures.
-    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`, for elements of 8 bytes and more, and for
-    ///   elements that are neither contiguous nor rows of at least 64 bytes at one pitch.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         let mut target = self.view_mut();
-        // An element in the program's host memory may have any address that its type allows.
-        let is_aligned =
-            |pattern: &FillPattern| target.storage().address().is_multiple_of(pattern.width as u64);
-        match FillPattern::of(&value).filter(is_aligned) {
-            Some(pattern) => target.set(pattern),
-            None => target.repeat(value),
+        match target.set(bytemuck::bytes_of(&value)) {
+            // Of words or axes.
+            Err(ArrayError::TooManyArguments { .. }) => target.repeat(value),
+            result => result,
         }
     }
 }
 
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
-    /// Sets all elements to a value whose size differs from that of a store.
-    fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
-        let gpu = self.gpu();
-        self.storage().share(gpu, "fill")?;
-        let plan = LayoutPlan::fill(self.layout(), size_of::<T>(), self.storage().address());
-        let to = copy::at(self.storage(), plan.to);
-        let size_bytes = match (&plan.form, Repeated::of(&value, to)) {
-            (Form::Nothing, _) => return Ok(()),
-            (Form::Run { size_bytes }, Some(repeated)) => {
-                return self.queue_repeated(to, *size_bytes, &repeated);
-            }
-            (_, repeated) => repeated.map(|_| size_of::<T>()),
-        };
-        let one = UninitArray::with_order(gpu, Ix0(), ElementOrder::Row)?;
-        let one = match size_bytes {
-            Some(_) => one.fill(value)?,
-            None => one.copy_from_slice(&[value])?,
-        };
-        copy::copy(self, &one.view().broadcast(self.raw_dim())?)
-    }
-
-    fn queue_repeated(&self, to: u64, size_bytes: usize, repeated: &Repeated) -> Result<(), ArrayError> {
-        let unit = repeated.unit;
-        // A thread divides once, and then stores several times.
-        let grid = [blocks(size_bytes.div_ceil(unit * STORES), 256), 1, 1];
-        let launch = OwnLaunch::new(self.gpu(), Kernel::Pattern(Unit::of(unit)), grid, [256, 1, 1])?;
-        let launch = launch.array((self.writes(), to)).value(size_bytes as u64);
-        launch.value((repeated.len / unit) as u64).large(&repeated.bytes).queue("fill")
-    }
-
     /// Sets every byte to zero.
     pub(crate) fn zero(&mut self) -> Result<(), ArrayError> {
-        self.set(FillPattern { width: 1, bytes: [0; 16] })
+        self.set(bytemuck::bytes_of(&T::zeroed()))
     }
 
-    /// Sets all elements, whose size and addresses are multiples of the pattern's width.
-    fn set(&mut self, pattern: FillPattern) -> Result<(), ArrayError> {
-        let gpu = self.gpu();
-        self.storage().share(gpu, "fill")?;
+    /// Sets all elements to these bytes of one.
+    fn set(&mut self, value: &[u8]) -> Result<(), ArrayError> {
+        self.storage().share(self.gpu(), "fill")?;
         let plan = LayoutPlan::fill(self.layout(), size_of::<T>(), self.storage().address());
-        let (driver, to) = (gpu.device().driver(), copy::at(self.storage(), plan.to));
-        match &plan.form {
-            Form::Nothing => return Ok(()),
-            Form::Run { size_bytes } if pattern.width <= 4 => {
-                let count = size_bytes / pattern.width;
-                self.writes().order(gpu, "fill")?;
-                return queue(gpu, [self.writes()], |stream| {
-                    // SAFETY: the patterns lie within live memory of this device, aligned to their size; the stream has been ordered
-                    // after what conflicts.
-                    unsafe {
-                        match pattern.width {
-                            1 => driver.cuMemsetD8Async(to, pattern.bytes[0], count, stream),
-                            2 => driver.cuMemsetD16Async(to, pattern.low() as u16, count, stream),
-                            _ => driver.cuMemsetD32Async(to, pattern.low() as u32, count, stream),
-                        }
-                    }
-                });
+        // An element in the program's host memory may have any address that its type allows.
+        let address = copy::at(self.storage(), plan.to);
+        let pattern = FillPattern::of(value).filter(|pattern| address.is_multiple_of(pattern.width as u64));
+        match (&plan.form, pattern) {
+            (Form::Nothing, _) => Ok(()),
+            (Form::Run { size_bytes }, Some(pattern)) => {
+                self.set_rows(address, pattern, [*size_bytes, *size_bytes, 1])
             }
-            Form::Pitched(rows) if rows.depth == 1 && pattern.width <= 4 => {
-                let (pitch, width, height) = (rows.to_pitch, rows.width / pattern.width, rows.height);
-                self.writes().order(gpu, "fill")?;
-                return queue(gpu, [self.writes()], |stream| {
-                    // SAFETY: the rows are those of the view, in a live block of this device; the stream has been ordered after
-                    // what conflicts.
-                    unsafe {
-                        match pattern.width {
-                            1 => driver.cuMemsetD2D8Async(to, pitch, pattern.bytes[0], width, height, stream),
-                            2 => driver.cuMemsetD2D16Async(
-                                to,
-                                pitch,
-                                pattern.low() as u16,
-                                width,
-                                height,
-                                stream,
-                            ),
-                            _ => driver.cuMemsetD2D32Async(
-                                to,
-                                pitch,
-                                pattern.low() as u32,
-                                width,
-                                height,
-                                stream,
-                            ),
-                        }
-                    }
-                });
+            (Form::Pitched(rows), Some(pattern)) if rows.depth == 1 => {
+                self.set_rows(address, pattern, [rows.to_pitch, rows.width, rows.height])
             }
-            Form::Run { .. } | Form::Pitched(_) | Form::Strided(_) => {}
+            _ => self.set_words(value),
         }
-        let Some(rows) = plan.into_strided() else { return Ok(()) };
-        strided::fill(gpu, &rows, (self.writes(), to), pattern.words())?.queue("fill")
+    }
+
+    /// Sets rows of bytes by the driver: their pitch, width and number.
+    fn set_rows(
+        &self,
+        to: u64,
+        pattern: FillPattern,
+        [pitch, width, height]: [usize; 3],
+    ) -> Result<(), ArrayError> {
+        let (gpu, FillPattern { width: size, value }) = (self.gpu(), pattern);
+        let (driver, width) = (gpu.device().driver(), width / size);
+        self.writes().order(gpu, "fill")?;
+        queue(gpu, [self.writes()], |stream| {
+            // SAFETY: the rows are those of the view, within live memory of this device and aligned to the pattern; the stream has been
+            // ordered after what conflicts.
+            unsafe {
+                match (size, height) {
+                    (1, 1) => driver.cuMemsetD8Async(to, value as u8, width, stream),
+                    (2, 1) => driver.cuMemsetD16Async(to, value as u16, width, stream),
+                    (_, 1) => driver.cuMemsetD32Async(to, value, width, stream),
+                    (1, _) => driver.cuMemsetD2D8Async(to, pitch, value as u8, width, height, stream),
+                    (2, _) => driver.cuMemsetD2D16Async(to, pitch, value as u16, width, height, stream),
+                    _ => driver.cuMemsetD2D32Async(to, pitch, value, width, height, stream),
+                }
+            }
+        })
+    }
+
+    /// Sets all elements by a kernel: a target for each word of an element, or one for all if the words are equal.
+    fn set_words(&self, value: &[u8]) -> Result<(), ArrayError> {
+        let (gpu, address) = (self.gpu(), self.address());
+        let size = 1 << (address | size_of::<T>() as u64 | 8).trailing_zeros();
+        let of = ScalarType::unsigned(size);
+        let (count, step) = (value.len() / size, size_of::<T>().cast_signed());
+        let words = value.chunks(size).map(|bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        });
+        let is_one = words.clone().zip(words.clone().skip(1)).all(|(word, next)| word == next);
+        let (target_count, inner) = if is_one { (1, count) } else { (count, 1) };
+        let layout = self.layout();
+        let axes = || {
+            let axes = layout.shape().iter().copied().zip(layout.strides().map(|stride| stride * step));
+            axes.chain([(inner, size.cast_signed())])
+        };
+        with_memory(|memory| {
+            let mut tape = Tape::new("fill", &mut memory.notes);
+            for (index, word) in words.take(target_count).enumerate() {
+                tape.target(of, address + (index * size) as u64, axes());
+                tape.number(of, word, index as u64);
+            }
+            tape.shape(axes().map(|(len, _)| len));
+            let targets = (0..target_count).map(|index| address + (index * size) as u64);
+            queue_recorded(gpu, tape, &mut memory.plan, self.writes(), targets)
+        })
+    }
+
+    /// Uploads an element, and copies it to all others.
+    fn repeat(&mut self, value: T) -> Result<(), ArrayError> {
+        let one = UninitArray::with_order(self.gpu(), Ix0(), ElementOrder::Row)?.copy_from_slice(&[value])?;
+        copy::copy(self, &one.view().broadcast(self.raw_dim())?)
     }
 }
 
-const STORES: usize = 8;
-
-/// A value, repeated until its bytes are a whole number of stores.
-struct Repeated {
-    bytes: PatternBytes,
-    /// The number of bytes that repeat.
-    len: usize,
-    /// The size of a store: 1, 2, 4, 8 or 16.
-    unit: usize,
-}
-
-impl Repeated {
-    const BYTES_MAX: usize = size_of::<PatternBytes>();
-
-    /// Repeats a value for the widest stores that the address allows. Returns `None` for a value that is too large.
-    fn of<T: Element>(value: &T, address: u64) -> Option<Self> {
-        let value = bytemuck::bytes_of(value);
-        let widest = 1 << address.trailing_zeros().min(4);
-        let units = core::iter::successors(Some(widest), |unit| (*unit > 1).then_some(unit / 2));
-        // The least common multiple: the unit is a power of two.
-        let len =
-            |unit: usize| value.len() * (unit >> value.len().trailing_zeros().min(unit.trailing_zeros()));
-        let unit = { units }.find(|unit| len(*unit) <= Self::BYTES_MAX)?;
-        let mut bytes: PatternBytes = [0; size_of::<PatternBytes>() / 16];
-        let places =
-            bytemuck::cast_slice_mut::<u128, u8>(&mut bytes)[..len(unit)].chunks_exact_mut(value.len());
-        places.for_each(|place| place.copy_from_slice(value));
-        Some(Self { bytes, len: len(unit), unit })
-    }
-}
-
-/// A value, repeated to the size of the widest store.
+/// A value that the driver sets.
 #[derive(Clone, Copy, Debug)]
 struct FillPattern {
-    /// The size that repeats: 1, 2, 4, 8 or 16.
+    /// Its size: 1, 2 or 4.
     width: usize,
-    bytes: [u8; 16],
+    value: u32,
 }
 
 impl FillPattern {
-    /// `None` for a value of another size, unless all of its bytes are equal.
-    fn of<T: Element>(value: &T) -> Option<Self> {
-        let value = bytemuck::bytes_of(value);
-        let (first, size) = (*value.first()?, value.len());
-        if !matches!(size, 1 | 2 | 4) && value.iter().all(|byte| *byte == first) {
-            return Some(Self { width: 1, bytes: [first; 16] });
-        }
-        let mut bytes = [0; 16];
-        if !16_usize.is_multiple_of(size) {
-            return None;
-        }
-        bytes.chunks_exact_mut(size).for_each(|chunk| chunk.copy_from_slice(value));
-        Some(Self { width: size, bytes })
-    }
-
-    fn words(&self) -> [u64; 2] {
-        bytemuck::cast(self.bytes)
-    }
-
-    fn low(&self) -> u64 {
-        self.words()[0]
+    /// `None` for an element of another size, unless all of its bytes are equal.
+    fn of(element: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 4];
+        let width = match element.split_first()? {
+            (first, rest) if rest.iter().all(|byte| byte == first) => 1,
+            _ if matches!(element.len(), 2 | 4) => element.len(),
+            _ => return None,
+        };
+        bytes[..width].copy_from_slice(&element[..width]);
+        Some(Self { width, value: u32::from_le_bytes(bytes) })
     }
 }

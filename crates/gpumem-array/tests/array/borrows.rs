@@ -243,7 +243,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
     let gpu = Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap();
     let captured = Stream::new(&device).unwrap();
     let work = GpuArray::<f32, _>::from_elem(&gpu, 64, 1.0).unwrap();
-    let module = gpu.compile(&KernelSource::ptx("fill", include_str!("../../kernels/fill.ptx"))).unwrap();
+    let module = gpu.compile(&KernelSource::ptx("pack", include_str!("../../kernels/pack.ptx"))).unwrap();
     let before = *UNLOADED.lock().unwrap();
     let ((notify, notified), (answer, answered)) = (channel(), channel());
     *HOOK.lock().unwrap() = Some((notify, answered));

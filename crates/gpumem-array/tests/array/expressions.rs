@@ -6,6 +6,7 @@ use gpumem_array::{Arithmetic, ArrayError, Expression, GpuArray, GpuView, Lazy, 
 use num_complex::Complex;
 
 mod differential;
+mod loading;
 
 #[test]
 fn floats_equal_ndarray() {
@@ -30,6 +31,45 @@ fn integers_equal_ndarray() {
 #[test]
 fn reductions_equal_ndarray() {
     differential::reductions(&gpu());
+}
+
+/// Values of tables, which have more digits.
+#[test]
+fn the_error_function_is_that_of_tables() {
+    let rows = [
+        (0.0, 0.0),
+        (1e-8, 1.128_379_167_095_512_6e-8),
+        (-0.1, -0.112_462_916_018_284_89),
+        (0.5, 0.520_499_877_813_046_54),
+        (1.0, 0.842_700_792_949_714_87),
+        (2.0, 0.995_322_265_018_952_73),
+        (-3.0, -0.999_977_909_503_001_41),
+        (7.0, 1.0),
+        (f64::NEG_INFINITY, -1.0),
+    ];
+    let gpu = gpu();
+    let x = GpuArray::from_slice(&gpu, &rows.map(|(x, _)| x)).unwrap();
+    let (double, single) = (x.lazy().erf().eval().unwrap(), x.lazy().cast::<f32>().erf().eval().unwrap());
+    for ((x, wanted), (double, single)) in
+        rows.into_iter().zip(double.to_vec().unwrap().into_iter().zip(single.to_vec().unwrap()))
+    {
+        assert!((double - wanted).abs() <= 2.0 * f64::EPSILON * wanted.abs(), "{x}: {double}");
+        assert!(
+            (f64::from(single) - wanted).abs() <= 3.0 * f64::from(f32::EPSILON) * wanted.abs(),
+            "{x}: {single}"
+        );
+    }
+    assert!(
+        GpuArray::from_slice(&gpu, &[f32::NAN])
+            .unwrap()
+            .lazy()
+            .erf()
+            .is_nan()
+            .all()
+            .unwrap()
+            .into_scalar()
+            .unwrap()
+    );
 }
 
 /// Large enough for several parts of an output, which a second kernel merges.

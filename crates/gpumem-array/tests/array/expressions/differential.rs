@@ -259,6 +259,7 @@ pub(crate) fn functions(gpu: &Gpu) {
         "cbrt" 4 |x, _y| x.cbrt(), |a, _b| a.cbrt();
         "pow" 16 |x, y| x.abs().pow(y), |a, b| a.abs().powf(b);
         "atan2" 4 |x, y| x.atan2(y), |a, b| a.atan2(b);
+        "hypot" 2 |x, y| x.hypot(y), |a, b| a.hypot(b);
         "powi" 0 |x, _y| x.powi(-3) + x.powi(5), |a, _b| 1.0 / (a * (a * a)) + a * (a * a * (a * a));
     }}
 }

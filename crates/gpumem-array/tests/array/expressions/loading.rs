@@ -1,0 +1,83 @@
+//! The first use of an expression: its kernel is loaded once for all threads and `Gpu`s of a device, and only those that need it wait.
+
+use gpumem_array::pool::sys::types::{CUmodule, CUresult};
+use gpumem_array::pool::{Device, Pool};
+use gpumem_array::{Gpu, GpuArray};
+use gpumem_sim::SimConfig;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock};
+use std::time::Duration;
+
+type LoadData = unsafe extern "C" fn(*mut CUmodule, *const c_void) -> CUresult;
+
+static LOAD: OnceLock<LoadData> = OnceLock::new();
+static LOADS: AtomicUsize = AtomicUsize::new(0);
+/// How many loads of texts with a square root have begun, and whether they may go on.
+static SLOW: Mutex<(usize, bool)> = Mutex::new((0, false));
+static CHANGED: Condvar = Condvar::new();
+
+/// Loads a module; a text with a square root when it may.
+unsafe extern "C" fn load(module: *mut CUmodule, image: *const c_void) -> CUresult {
+    LOADS.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: the caller passes a text that ends with a zero.
+    if unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().contains("sqrt.rn") {
+        let mut slow = SLOW.lock().unwrap();
+        slow.0 += 1;
+        CHANGED.notify_all();
+        drop(CHANGED.wait_timeout_while(slow, Duration::from_secs(60), |slow| !slow.1).unwrap());
+    }
+    let Some(load) = LOAD.get() else { return CUresult::CUDA_ERROR_UNKNOWN };
+    // SAFETY: these are the arguments of the caller.
+    unsafe { load(module, image) }
+}
+
+#[test]
+fn only_threads_that_need_a_kernel_wait_while_it_is_loaded() {
+    let sim = gpumem_sim::driver(SimConfig::new()).unwrap();
+    // SAFETY: the function has the signature of the one that it replaces, and calls it.
+    let driver = unsafe {
+        sim.with_table(|table| {
+            LOAD.get_or_init(|| table.cuModuleLoadData.unwrap());
+            table.cuModuleLoadData = Some(load);
+        })
+    };
+    let pool = Pool::new(&Device::new(&driver, 0).unwrap()).unwrap();
+    let gpu = Gpu::new(&pool).unwrap();
+    let host = [1.0_f32, 4.0];
+    let add = |gpu: &Gpu| {
+        let x = GpuArray::from_slice(gpu, &host).unwrap();
+        assert_eq!((x.lazy() + 1.0).eval().unwrap().to_vec().unwrap(), [2.0, 5.0]);
+    };
+    let root = |gpu: &Gpu| {
+        let x = GpuArray::from_slice(gpu, &host).unwrap();
+        assert_eq!(x.lazy().sqrt().eval().unwrap().to_vec().unwrap(), [1.0, 2.0]);
+    };
+    add(&gpu);
+    std::thread::scope(|scope| {
+        let roots = [(); 4].map(|()| {
+            let gpu = gpu.fork().unwrap();
+            scope.spawn(move || root(&gpu))
+        });
+        let slow = SLOW.lock().unwrap();
+        let (slow, timeout) =
+            CHANGED.wait_timeout_while(slow, Duration::from_secs(60), |slow| slow.0 == 0).unwrap();
+        assert!(!timeout.timed_out());
+        drop(slow);
+        // A kernel that is there, and another that is not.
+        add(&gpu);
+        let x = GpuArray::from_slice(&gpu, &host).unwrap();
+        assert_eq!((x.lazy() * 2.0).eval().unwrap().to_vec().unwrap(), [2.0, 8.0]);
+        assert!(roots.iter().all(|thread| !thread.is_finished()));
+        SLOW.lock().unwrap().1 = true;
+        CHANGED.notify_all();
+    });
+    assert_eq!(SLOW.lock().unwrap().0, 1, "four threads needed it");
+    let x = GpuArray::from_slice(&gpu, &host).unwrap();
+    (x.lazy() + 3.0).exp().preload().unwrap();
+    let before = LOADS.load(Ordering::SeqCst);
+    (x.lazy() + 4.0).exp().eval().unwrap();
+    root(&Gpu::new(&pool).unwrap());
+    add(&Gpu::new(&Pool::new(gpu.device()).unwrap()).unwrap());
+    assert_eq!(LOADS.load(Ordering::SeqCst), before, "all `Gpu`s of a device have the same kernels");
+}
