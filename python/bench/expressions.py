@@ -60,6 +60,19 @@ def torch_works():
         "dot, large": (8, lambda: torch.dot(a, b)),
         "c += a, large": (12, lambda: c.add_(a)),
         "c *= 0.5, large": (8, lambda: c.mul_(0.5)),
+        **torch_indices(),
+    }
+
+
+def torch_indices():
+    count, rows = N // 256, N // 4096
+    places = (torch.arange(count, device="cuda") * 2654435761 % rows).int()
+    table, values = torch.zeros((rows, 64), device="cuda"), torch.full((count, 64), 0.5, device="cuda")
+    mask = torch.rand(N, device="cuda")
+    return {
+        "rows by indices": (2, lambda: table.index_select(0, places)),
+        "additions by indices": (1, lambda: table.index_add_(0, places, values)),
+        "places above 0.5": (4, lambda: (mask > 0.5).nonzero()),
     }
 
 
@@ -98,6 +111,21 @@ def cupy_works():
         "dot, large": lambda: cupy.dot(a, b),
         "c += a, large": lambda: cupy.add(c, a, out=c),
         "c *= 0.5, large": lambda: cupy.multiply(c, 0.5, out=c),
+        **cupy_indices(),
+    }
+
+
+def cupy_indices():
+    import cupyx
+
+    count, rows = N // 256, N // 4096
+    places = (cupy.arange(count) * 2654435761 % rows).astype("i")
+    table, values = cupy.zeros((rows, 64), "f"), cupy.full((count, 64), 0.5, "f")
+    mask = cupy.random.random(N, "f")
+    return {
+        "rows by indices": lambda: table.take(places, axis=0),
+        "additions by indices": lambda: cupyx.scatter_add(table, places, values),
+        "places above 0.5": lambda: cupy.flatnonzero(mask > 0.5),
     }
 
 

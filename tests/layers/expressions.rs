@@ -16,6 +16,7 @@ cases! {
     fn floats(driver: &Driver) { differential::floats(&gpu(driver)) }
     fn functions(driver: &Driver) { differential::functions(&gpu(driver)) }
     fn halves(driver: &Driver) { differential::halves(&gpu(driver)) }
+    fn complex(driver: &Driver) { differential::complex(&gpu(driver)) }
     fn integers(driver: &Driver) { differential::integers(&gpu(driver)) }
     fn truths(driver: &Driver) { differential::truths(&gpu(driver)) }
     fn reductions(driver: &Driver) { differential::reductions(&gpu(driver)) }

@@ -8,7 +8,7 @@
 use gpumem_array::ndarray::{Axis, Ix1, Ix2, Slice};
 use gpumem_array::pool::sys::DriverKind;
 use gpumem_array::pool::{Device, Event, Pool};
-use gpumem_array::{ArrayError, Gpu, GpuArray, update};
+use gpumem_array::{ArrayError, Gpu, GpuArray, Rng, update};
 use std::error::Error;
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     main_job(&Bench { gpu: &gpu, rounds })?;
     large(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
     expressions(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
+    by_indices(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
     crossing(&Bench { gpu: &gpu, rounds })
 }
 
@@ -119,6 +120,22 @@ fn expressions(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let small = GpuArray::from_elem(gpu, 1024, 0.5_f32)?;
     let mut to = GpuArray::<f32, Ix1>::zeros(gpu, 1024)?;
     bench.run("s * 2 + s, 1024", 0, |_| to.assign_expr(small.lazy() * 2.0 + &small))?;
+    Ok(())
+}
+
+/// Rows of 64 elements, by indices that are spread over 65,536 rows, and the places of half of many elements.
+fn by_indices(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
+    let gpu = bench.gpu;
+    let shift = if gpu.device().driver().kind() == DriverKind::Cuda { 20 } else { 10 };
+    let (count, rows) = (1 << shift, 1 << (shift - 4));
+    let places: Vec<i32> = (0..count as u64).map(|i| (i * 2_654_435_761 % rows) as i32).collect();
+    let places = GpuArray::from_slice(gpu, &places)?;
+    let mut table = GpuArray::<f32, _>::zeros(gpu, (rows as usize, 64))?;
+    let values = GpuArray::from_elem(gpu, (count, 64), 0.5_f32)?;
+    bench.run("rows by indices", count * 512, |_| table.select(Axis(0), &places).map(drop))?;
+    bench.run("additions by indices", count * 256, |_| table.scatter_add(Axis(0), &places, &values))?;
+    let numbers = GpuArray::random(gpu, count << 8, &mut Rng::new(1))?;
+    bench.run("places above 0.5", count << 10, |_| numbers.lazy().gt(0.5_f32).nonzero().map(drop))?;
     Ok(())
 }
 

@@ -67,8 +67,9 @@ pub use gpumem_sys as sys;
 pub use gpumem_adapt::{Adapt, AdaptError, Destination, Diagonal, Host, HostVec, Storage, cu};
 #[cfg(feature = "array")]
 pub use gpumem_array::{
-    ArrayError, Element, Gpu, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuGraph, GpuView, GpuViewMut,
-    Numeric, Operand, PinnedArray, Rejected, UnifiedArray, UninitArray, kind, ndarray,
+    ArrayError, Element, Expression, Gpu, GpuArray, GpuArray1, GpuArray2, GpuArrayD, GpuGraph, GpuView,
+    GpuViewMut, Indices, LaunchShape, Lazy, Numeric, Operand, PinnedArray, Real, Rejected, Rng, UnifiedArray,
+    UninitArray, concatenate, kernels, kind, ndarray, stack, update,
 };
 #[cfg(feature = "pool")]
 pub use gpumem_pool::{

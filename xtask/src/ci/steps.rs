@@ -255,7 +255,7 @@ fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
 
 fn examples() -> Result<Outcome> {
     let built = programs::build(&programs::TESTS)?;
-    for name in ["train", "kmeans", "captured_step", "power_iteration", "prometheus", "async_requests"] {
+    for name in ["train", "programs", "captured_step", "power_iteration", "prometheus", "async_requests"] {
         let example = built.iter().find(|built| built.kind == programs::Kind::Example && built.name == name);
         program_of(example.with_context(|| format!("there is no example {name}"))?, "").run()?;
     }

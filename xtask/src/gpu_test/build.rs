@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 const PACKAGE: &str = "gpumem-tests";
 // `data_parallel` starts `train`, which is beside it.
 const EXAMPLES: [(&str, &str); 5] = [
-    ("gpumem-array", "kmeans"),
+    ("gpumem", "programs"),
     ("gpumem-adapt", "train"),
     (PACKAGE, "data_parallel"),
     (PACKAGE, "stress"),

@@ -13,6 +13,7 @@ mod kmeans;
 mod logistic;
 mod n_body;
 mod network;
+mod pagerank;
 mod pca;
 mod softmax;
 
@@ -23,7 +24,7 @@ use std::time::Instant;
 /// Runs on a `Gpu`, and returns its result in words.
 type Program = fn(&Gpu) -> Result<String, Box<dyn Error>>;
 
-const PROGRAMS: [(&str, Program); 9] = [
+const PROGRAMS: [(&str, Program); 10] = [
     ("kmeans", kmeans::run),
     ("softmax", softmax::run),
     ("network", network::run),
@@ -32,6 +33,7 @@ const PROGRAMS: [(&str, Program); 9] = [
     ("black_scholes", black_scholes::run),
     ("n_body", n_body::run),
     ("images", images::run),
+    ("pagerank", pagerank::run),
     ("logistic", logistic::run),
 ];
 
