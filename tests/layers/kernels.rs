@@ -1,11 +1,14 @@
 //! Every kernel of `gpumem-array` against arithmetic on the host: on the simulator, and on a GPU and the simulator beside it.
 
+use gpumem_adapt::Csr;
 use gpumem_adapt::array::bytemuck;
-use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, Slice, s};
+use gpumem_adapt::array::ndarray::{
+    Array1, Array2, Array3, ArrayView2, Axis, Ix1, Ix2, LinalgScalar, Slice, s,
+};
 use gpumem_adapt::array::pool::sys::types::{CUfunction, CUmodule, CUresult};
 use gpumem_adapt::array::pool::sys::{Driver, DriverKind, Table};
 use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Cast, Element, Gpu, GpuArray, Indices, Numeric, Rng};
+use gpumem_adapt::array::{Cast, Element, Factor, Gpu, GpuArray, Indices, Numeric, Rng};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::harness::is_thorough;
@@ -261,6 +264,53 @@ fn transposed<T: Element + Debug + PartialEq>(gpu: &Gpu, element: impl Fn(usize)
     assert_eq!(found, host.permuted_axes([0, 2, 1]));
 }
 
+/// Products of matrices of `T` against those of `H`, which are exact, with operands in both orders.
+fn multiplied<H: Sample + LinalgScalar, T: Factor + PartialEq + Debug>(
+    gpu: &Gpu,
+    [rows, terms, columns]: [usize; 3],
+    to: fn(H) -> T,
+) {
+    let host = |shape: (usize, usize), salt| {
+        let numbers = values(shape.0 * shape.1, salt).map(H::from_small).collect();
+        Array2::from_shape_vec(shape, numbers).unwrap()
+    };
+    let (left, right) = (host((rows, terms), 1), host((terms, columns), 2));
+    let expected = left.dot(&right).mapv(to);
+    let upload = |array: ArrayView2<'_, H>| GpuArray::from_array(gpu, &array.mapv(to)).unwrap();
+    let (a, b) = (upload(left.view()), upload(right.view()));
+    assert_eq!(a.dot(&b).unwrap().to_array().unwrap(), expected);
+    let turned = b.t().dot(&a.t()).unwrap();
+    assert_eq!(turned.t().to_array().unwrap(), expected);
+    let stacked = a.reshape((1, rows, terms)).unwrap().matmul(&b).unwrap();
+    assert_eq!(stacked.index_axis(Axis(0), 0).unwrap().to_array().unwrap(), expected);
+}
+
+/// A sparse matrix times a vector and a matrix, against the dense one.
+fn compressed_rows<T: Sample + Numeric + LinalgScalar>(gpu: &Gpu) {
+    let (rows, columns) = (40, 33);
+    let mut dense = Array2::<T>::zeros((rows, columns));
+    let (mut offsets, mut indices, mut elements) = (vec![0_i32], Vec::new(), Vec::new());
+    for row in 0..rows {
+        for (element, value) in values(row * 7 % 70, 3).map(T::from_small).enumerate() {
+            let column = (element * 5 + row) % columns;
+            dense[[row, column]] = dense[[row, column]] + value;
+            indices.push(column as i32);
+            elements.push(value);
+        }
+        offsets.push(elements.len() as i32);
+    }
+    let upload = |numbers: &[i32]| GpuArray::from_slice(gpu, numbers).unwrap();
+    let (offsets, indices, elements) =
+        (upload(&offsets), upload(&indices), GpuArray::from_slice(gpu, &elements).unwrap());
+    let matrix = Csr::new([rows, columns], offsets, indices, elements).unwrap();
+    let right =
+        Array2::from_shape_vec((columns, 3), values(columns * 3, 4).map(T::from_small).collect()).unwrap();
+    let there = GpuArray::from_array(gpu, &right).unwrap();
+    assert_eq!(matrix.dot(&there).unwrap().to_array().unwrap(), dense.dot(&right));
+    let column = there.index_axis(Axis(1), 1).unwrap();
+    assert_eq!(matrix.dot(&column).unwrap().to_array().unwrap(), dense.dot(&right.column(1)));
+}
+
 cases! {
     fn elementwise_f32(driver: &Driver) { elementwise_of_f32(driver) }
     fn elementwise_f64(driver: &Driver) { elementwise_of_f64(driver) }
@@ -270,6 +320,29 @@ cases! {
     fn products_f64(driver: &Driver) { products_of_f64(driver) }
     fn products_i32(driver: &Driver) { products_of_i32(driver) }
     fn products_i64(driver: &Driver) { products_of_i64(driver) }
+    fn matrices(driver: &Driver) {
+        for gpu in &both(driver) {
+            multiplied::<f32, f32>(gpu, [65, 70, 66], |value| value);
+            multiplied::<f64, f64>(gpu, [65, 70, 66], |value| value);
+            multiplied::<i32, i32>(gpu, [65, 70, 66], |value| value);
+            multiplied::<i64, i64>(gpu, [65, 70, 66], |value| value);
+            multiplied::<f32, f16>(gpu, [130, 70, 129], f16::from_f32);
+            multiplied::<f32, bf16>(gpu, [130, 70, 129], bf16::from_f32);
+            multiplied::<f32, bf16>(gpu, [3, 700, 5], bf16::from_f32);
+            // 100 large tiles.
+            multiplied::<f32, f32>(gpu, [1153, 9, 1153], |value| value);
+        }
+    }
+
+    fn sparse_matrices(driver: &Driver) {
+        for gpu in &both(driver) {
+            compressed_rows::<f32>(gpu);
+            compressed_rows::<f64>(gpu);
+            compressed_rows::<i32>(gpu);
+            compressed_rows::<i64>(gpu);
+        }
+    }
+
     fn reductions_f32(driver: &Driver) { reductions_of_f32(driver) }
     fn reductions_f64(driver: &Driver) { reductions_of_f64(driver) }
     fn reductions_i32(driver: &Driver) { reductions_of_i32(driver) }

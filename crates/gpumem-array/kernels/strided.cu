@@ -56,20 +56,38 @@ __device__ void copy_short(char *to, const char *from, u64 len, i64 to_step, i64
     const u64 each = blockDim.y * (u64)IN_FLIGHT;
 #pragma unroll 1
     for (u64 first = blockIdx.y * each + threadIdx.y; first < rows; first += gridDim.y * each) {
-        T loaded[IN_FLIGHT];
-        i64 places[IN_FLIGHT];
+        // The places of all rows at once; the last row stands for those behind it.
+        u64 left[IN_FLIGHT];
+        i64 to_place[IN_FLIGHT], from_place[IN_FLIGHT];
 #pragma unroll
         for (unsigned j = 0; j < IN_FLIGHT; j++) {
-            const u64 row = first + j * blockDim.y;
-            if (row < rows) {
-                const Row start(axes, row);
-                places[j] = start.to;
-                loaded[j] = *(const T *)(from + start.from);
+            left[j] = min(first + j * blockDim.y, rows - 1);
+            to_place[j] = from_place[j] = 0;
+        }
+#pragma unroll 1
+        for (u64 axis = 0; axis < axes.count; axis++) {
+            u64 place[IN_FLIGHT];
+#pragma unroll
+            for (unsigned j = 0; j < IN_FLIGHT; j++) place[j] = left[j];
+            if (axis + 1 < axes.count) {
+#pragma unroll
+                for (unsigned j = 0; j < IN_FLIGHT; j++) {
+                    left[j] /= axes.len[axis];
+                    place[j] -= left[j] * axes.len[axis];
+                }
+            }
+#pragma unroll
+            for (unsigned j = 0; j < IN_FLIGHT; j++) {
+                to_place[j] += (i64)place[j] * axes.to[axis];
+                from_place[j] += (i64)place[j] * axes.from[axis];
             }
         }
+        T loaded[IN_FLIGHT];
+#pragma unroll
+        for (unsigned j = 0; j < IN_FLIGHT; j++) loaded[j] = *(const T *)(from + from_place[j]);
 #pragma unroll
         for (unsigned j = 0; j < IN_FLIGHT; j++)
-            if (first + j * blockDim.y < rows) *(T *)(to + places[j]) = loaded[j];
+            if (first + j * blockDim.y < rows) *(T *)(to + to_place[j]) = loaded[j];
     }
 }
 
@@ -183,9 +201,9 @@ __device__ void transpose_words(unsigned *tile, char *target, i64 column_to, con
     const unsigned ROWS = Tile<sizeof(T)>::rows / EACH, COLUMNS = Tile<sizeof(T)>::columns / EACH;
     const unsigned IN_TURN = 4; // squares that a thread loads before it stores the first
     const unsigned lane = threadIdx.x, warp = threadIdx.y;
-#pragma unroll
+#pragma unroll 1
     for (unsigned j = 0; j < COLUMNS; j += LANES) {
-#pragma unroll
+#pragma unroll 1
         for (unsigned k = 0; k < ROWS; k += WARPS * IN_TURN) {
             unsigned words[IN_TURN][EACH];
 #pragma unroll
@@ -206,7 +224,7 @@ __device__ void transpose_words(unsigned *tile, char *target, i64 column_to, con
         }
     }
     __syncthreads();
-#pragma unroll 8
+#pragma unroll 4
     for (unsigned k = 0; k < COLUMNS * EACH; k += WARPS) {
         const unsigned column = warp + k;
 #pragma unroll
@@ -312,11 +330,11 @@ __device__ void transpose_bytes(unsigned *tile, char *target, i64 column_to, con
     }
 }
 
-// Like `transpose_elements`, in loops that need few registers.
-template <unsigned WIDTH>
-__device__ void transpose_single_bytes(unsigned char (*tile)[WIDTH], char *target, const char *source, const Axis &row,
-                                       const Axis &column, unsigned rows, unsigned columns) {
-    const unsigned ROWS = Tile<1>::rows, COLUMNS = Tile<1>::columns, IN_TURN = 8;
+// Like `transpose_elements`, in loops that need few registers: of a whole tile, or of the `rows` and `columns` that are left.
+template <class T, unsigned WIDTH>
+__device__ void transpose_singles(T (*tile)[WIDTH], char *target, const char *source, const Axis &row, const Axis &column,
+                                  u64 rows, u64 columns) {
+    const unsigned ROWS = Tile<sizeof(T)>::rows, COLUMNS = Tile<sizeof(T)>::columns, IN_TURN = 8;
     const unsigned lane = threadIdx.x, warp = threadIdx.y;
     source += (i64)warp * row.from + (i64)lane * column.from;
     target += (i64)warp * column.to + (i64)lane * row.to;
@@ -325,10 +343,10 @@ __device__ void transpose_single_bytes(unsigned char (*tile)[WIDTH], char *targe
         const char *place = source;
 #pragma unroll 1
         for (unsigned k = 0; k < ROWS; k += IN_TURN * WARPS) {
-            unsigned char loaded[IN_TURN];
+            T loaded[IN_TURN];
 #pragma unroll
             for (unsigned n = 0; n < IN_TURN; n++) {
-                if (warp + k + n * WARPS < rows && lane + j < columns) loaded[n] = *(const unsigned char *)place;
+                if (warp + k + n * WARPS < rows && lane + j < columns) loaded[n] = *(const T *)place;
                 place += (i64)WARPS * row.from;
             }
 #pragma unroll
@@ -342,7 +360,7 @@ __device__ void transpose_single_bytes(unsigned char (*tile)[WIDTH], char *targe
         char *place = target;
 #pragma unroll
         for (unsigned j = 0; j < ROWS; j += LANES) {
-            if (warp + k < columns && lane + j < rows) *(unsigned char *)place = tile[lane + j][warp + k];
+            if (warp + k < columns && lane + j < rows) *(T *)place = tile[lane + j][warp + k];
             place += (i64)LANES * row.to;
         }
         target += (i64)WARPS * column.to;
@@ -361,8 +379,7 @@ __device__ void tile_of_bytes(unsigned char (*tile)[WIDTH], char *target, const 
     else if (by_words && bits % 4 == 0)
         transpose_bytes<1>((unsigned *)tile, target, column.to, source, row.from);
     else
-        transpose_single_bytes(tile, target, source, row, column, rows < ROWS ? (unsigned)rows : ROWS,
-                               columns < COLUMNS ? (unsigned)columns : COLUMNS);
+        transpose_singles(tile, target, source, row, column, rows, columns);
 }
 
 // `row` is the fastest axis of the target, `column` that of the source. Blocks of `grid.x` divide the row, those of `grid.y` the
@@ -385,6 +402,8 @@ __device__ void transpose(char *to, const char *from, const Axis &row, const Axi
                 char *target = to + start.to + (i64)first_column * column.to + (i64)first_row * row.to;
                 if constexpr (sizeof(T) == 1)
                     tile_of_bytes(tile, target, source, row, column, rows, columns, is_dense);
+                else if (sizeof(T) == 2 && (!by_words || rows < ROWS || columns < COLUMNS))
+                    transpose_singles(tile, target, source, row, column, rows, columns);
                 else if (rows < ROWS || columns < COLUMNS)
                     transpose_elements<T, false>(tile, target, source, row, column, rows, columns);
                 else if (by_words)

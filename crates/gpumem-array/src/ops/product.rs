@@ -29,7 +29,7 @@ readers! {
     /// | `m × k`, `k × n` | `m × n`, in row-major order |
     ///
     /// Floats are summed in an order that depends only on the shapes and on which axes are contiguous; integers wrap. A product with few
-    /// results and many terms is summed in parts, which take additional memory: at most 32 MiB.
+    /// results and many terms is summed in parts, which take additional memory: at most 25 MiB.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -53,6 +53,7 @@ readers! {
     /// - [`ArrayError::WrongDevice`] if an operand belongs to another driver.
     /// - [`ArrayError::Pool`] if an allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+    #[allow(clippy::type_complexity, reason = "the dimension of the product")]
     pub fn dot[B: AsView<Elem = T>](view, right: &B) -> Result<GpuArray<T, <D as DotWith<B::Dim, T>>::Dim>, ArrayError>
     where (D: DotWith<B::Dim, T>) {
         D::product(view, &right.as_view())
@@ -81,6 +82,7 @@ readers! {
     /// - [`ArrayError::Shape`] if an operand has less than two axes, if the matrices do not fit, or if the other axes cannot be broadcast.
     /// - [`ArrayError::TooManyElements`], [`ArrayError::NoPeerAccess`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
     ///   [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`](crate::GpuView::dot).
+    #[allow(clippy::type_complexity, reason = "the dimension of the product")]
     pub fn matmul[B: AsView<Elem = T>](view, right: &B) -> Result<GpuArray<T, <D as DimMax<B::Dim>>::Output>, ArrayError>
     where (D: DimMax<B::Dim>) {
         matrix::stacks(view, &right.as_view())

@@ -5,7 +5,7 @@ use gpumem_array::ndarray::{
     Array, Array2, Array3, ArrayView2, ArrayView3, Axis, Dimension, Ix2, Ix3, LinalgScalar, Slice, s,
 };
 use gpumem_array::pool::{BackendKind, Device, Limit, Pool};
-use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric};
+use gpumem_array::{ArrayError, Factor, Gpu, GpuArray, GpuView};
 use gpumem_sim::SimConfig;
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -68,7 +68,7 @@ impl Form {
         view
     }
 
-    fn device<'a, T: Numeric>(self, stored: &'a GpuArray<T, Ix2>, lens: [usize; 2]) -> GpuView<'a, T, Ix2> {
+    fn device<'a, T: Factor>(self, stored: &'a GpuArray<T, Ix2>, lens: [usize; 2]) -> GpuView<'a, T, Ix2> {
         let mut view = if self.is_transposed { stored.t() } else { stored.view() };
         for (axis, slice) in self.slices(lens) {
             view = view.slice_axis(axis, slice).unwrap();
@@ -78,7 +78,7 @@ impl Form {
 }
 
 /// Compares products of `T` with those of `H`, which are exact, converted.
-fn check<H: LinalgScalar + From<i8>, T: Numeric + std::fmt::Debug>(
+fn check<H: LinalgScalar + From<i8>, T: Factor + std::fmt::Debug>(
     [rows, terms, columns]: [usize; 3],
     forms: [Form; 2],
     seed: usize,
@@ -112,7 +112,7 @@ fn check<H: LinalgScalar + From<i8>, T: Numeric + std::fmt::Debug>(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn matrices_of_any_layout(
@@ -166,7 +166,7 @@ fn matrix(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
     Array2::from_shape_fn((rows, columns), |(row, column)| f32::from(whole(seed, row * columns + column)))
 }
 
-fn multiplied<T: Numeric>(gpu: &Gpu, left: &Array2<f32>, right: &Array2<f32>, to: fn(f32) -> T) -> Array2<T> {
+fn multiplied<T: Factor>(gpu: &Gpu, left: &Array2<f32>, right: &Array2<f32>, to: fn(f32) -> T) -> Array2<T> {
     let [a, b] = [left, right].map(|array| GpuArray::from_array(gpu, &array.mapv(to)).unwrap());
     a.dot(&b).unwrap().to_array().unwrap()
 }
@@ -238,4 +238,30 @@ fn nothing_is_allocated_but_the_result() {
     let product = a.t().dot(&b.slice(s![..;-1, ..;-1]).unwrap().t()).unwrap();
     assert!(product.to_vec().unwrap().iter().all(|sum| *sum == 96.0));
     assert!(GpuArray::<u8, _>::zeros(&gpu, 1024).is_err());
+}
+
+/// Products in parts and by every kernel, on several streams and in a graph: the operands are waited for, and no access races.
+#[test]
+fn streams_and_graphs() {
+    let gpu = gpu();
+    let [side, other] = [gpu.fork().unwrap(), gpu.fork().unwrap()];
+    for [rows, terms, columns] in [[20, 30, 40], [3, 1000, 5], [1, 700, 9], [9, 700, 1]] {
+        let (left, right) = (matrix(rows, terms, 1), matrix(terms, columns, 2));
+        let expected = left.dot(&right);
+        let mut a = GpuArray::from_array(&gpu, &left).unwrap();
+        let b = GpuArray::from_array(&side, &right).unwrap();
+        let product = a.on(&other).dot(&b).unwrap();
+        a.fill(0.0).unwrap(); // waits for the product
+        assert_eq!((&product.on(&side) * 2.0).to_array().unwrap(), &expected * 2.0);
+
+        a.assign(&GpuArray::from_array(&gpu, &left).unwrap()).unwrap();
+        let (mut graph, product) = gpu.capture(|c| a.on(c).dot(&b)).unwrap();
+        for factor in [1.0, 2.0] {
+            let done = graph.launch(&gpu).read(&a).read(&b).run().unwrap();
+            assert_eq!(done.get(&product).unwrap().to_array().unwrap(), &expected * factor);
+            a.try_mul_assign(2.0).unwrap();
+        }
+    }
+    gpu.device().synchronize().unwrap();
+    assert_eq!(gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().findings, []);
 }
