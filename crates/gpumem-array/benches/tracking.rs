@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     print("above a launch with these arguments", expression_ns - one_ns);
     let sum_ns = best_ns(rounds, || y.try_add_assign(&a)) - bare_ns;
     print("y += a, one stream", sum_ns);
-    let table = a.view().into_shape((LEN / 16, 16))?;
+    let table = a.reshape((LEN / 16, 16))?;
     let (row, mut to) =
         (GpuArray::from_elem(&gpu, 16, 1.0_f32)?, GpuArray::<f32, _>::zeros(&gpu, (LEN / 16, 16))?);
     print("x - row into y, one stream", best_ns(rounds, || to.assign_expr(table.lazy() - &row)) - bare_ns);

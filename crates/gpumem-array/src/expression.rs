@@ -12,6 +12,7 @@ mod emit;
 pub(crate) mod evaluate;
 mod fold;
 mod functions;
+mod known_plans;
 mod lazy;
 pub(crate) mod node;
 pub(crate) mod operation;

@@ -435,7 +435,7 @@ impl<'a> OwnArguments<'a> {
             // SAFETY: both are parts of one `Arguments`.
             let uses = unsafe { buffer.uses(counts.arrays) };
             counts.is_elsewhere = uses.iter().any(|one| one.storage().device() != function.device());
-            *counts = buffer.with_words(*counts, bytemuck::cast_slice(value), WORDS_MAX_OWN);
+            *counts = buffer.with_whole_words(*counts, value);
         }
         OwnLaunch { gpu, launch: Launch { function, arguments: self.0 } }
     }
@@ -654,6 +654,21 @@ impl ArgumentBuffer {
         self.sizes_bytes[index] = size_bytes;
         self.starts[index] = first as u8;
         ArgumentCounts { arguments: index + 1, words: first + 1, ..counts }
+    }
+
+    fn with_whole_words(&mut self, mut counts: ArgumentCounts, value: &[u64]) -> ArgumentCounts {
+        let (index, first) = (counts.arguments, counts.words);
+        let end = first + value.len();
+        match (self.words.get_mut(first..end), self.sizes_bytes.get_mut(index)) {
+            (Some(words), Some(size_bytes)) => {
+                words.copy_from_slice(value);
+                *size_bytes = size_of_val(value) as u16;
+                self.starts[index] = first as u8;
+                (counts.arguments, counts.words) = (index + 1, end);
+            }
+            _ => counts.is_refused = true,
+        }
+        counts
     }
 
     fn with_words(&mut self, mut counts: ArgumentCounts, bytes: &[u8], words_max: usize) -> ArgumentCounts {

@@ -2,6 +2,7 @@
 
 use crate::array::{AsViewMut, GpuArray};
 use crate::error::ArrayError;
+use crate::expression::known_plans::KnownPlans;
 use crate::expression::node::{ElementsBefore, Expression, Lazy, axes, layout_axes};
 use crate::expression::plan::KernelPlan;
 use crate::expression::scalar::Scalar;
@@ -20,7 +21,10 @@ use ndarray::Dimension;
 #[derive(Default)]
 pub(crate) struct ExpressionMemory {
     pub(crate) notes: Notes,
+    /// Of reductions.
     pub(crate) plan: KernelPlan,
+    /// Of element-wise kernels.
+    pub(crate) plans: KnownPlans,
 }
 
 thread_local! {
@@ -40,7 +44,7 @@ pub(crate) fn evaluate<E: Expression<Dim: Dimension>>(
     operation: &'static str,
     expression: &E,
 ) -> Result<GpuArray<E::Elem, E::Dim>, ArrayError> {
-    with_memory(|ExpressionMemory { notes, plan }| {
+    with_memory(|ExpressionMemory { notes, plans, .. }| {
         let mut tape = Tape::new(operation, notes);
         expression.record(&mut tape)?;
         let gpu = tape.gpu.ok_or_else(without_arrays)?;
@@ -48,7 +52,7 @@ pub(crate) fn evaluate<E: Expression<Dim: Dimension>>(
             GpuArray::<E::Elem, E::Dim>::unwritten(gpu, result_layout(&tape, size_of::<E::Elem>())?)?;
         if !result.is_empty() {
             tape.target(E::Elem::TYPE, NEW_ARRAY, axes(&result.view()));
-            queue_recorded(gpu, tape, plan, result.writes(), [result.address()])?;
+            queue_recorded(gpu, tape, plans, result.writes(), [result.address()])?;
         }
         Ok(result)
     })
@@ -56,7 +60,7 @@ pub(crate) fn evaluate<E: Expression<Dim: Dimension>>(
 
 /// Loads the kernel of [`evaluate`].
 pub(crate) fn preload<E: Expression<Dim: Dimension>>(expression: &E) -> Result<(), ArrayError> {
-    with_memory(|ExpressionMemory { notes, plan }| {
+    with_memory(|ExpressionMemory { notes, plans, .. }| {
         let mut tape = Tape::new("preload", notes);
         expression.record(&mut tape)?;
         let gpu = tape.gpu.ok_or_else(without_arrays)?;
@@ -66,14 +70,16 @@ pub(crate) fn preload<E: Expression<Dim: Dimension>>(expression: &E) -> Result<(
         }
         tape.target(E::Elem::TYPE, NEW_ARRAY, layout_axes(&layout, size_of::<E::Elem>()));
         let Tape { notes, .. } = tape;
-        plan.each(notes, &notes.shapes)?;
-        kernel(gpu, plan).map(drop)
+        kernel(gpu, plans.each(notes, &notes.shapes)?).map(drop)
     })
 }
 
 /// The kernel of a plan, loaded.
 fn kernel<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g Function, ArrayError> {
-    gpu.library().generated().entry(&plan.key)?.function(gpu.device(), NAME, || text::each(plan))
+    gpu.library()
+        .generated()
+        .entry(&plan.key, plan.key_hash)?
+        .function(gpu.device(), NAME, || text::each(plan))
 }
 
 /// Stands for the address of a new array as a target: a plan depends on its alignment alone, and every allocation is aligned to 256 bytes.
@@ -83,7 +89,7 @@ pub(crate) const NEW_ARRAY: u64 = 0;
 pub(crate) fn queue_recorded<'a>(
     gpu: &'a Gpu,
     tape: Tape<'a, '_>,
-    plan: &mut KernelPlan,
+    plans: &mut KnownPlans,
     array: Use<'a>,
     addresses: impl IntoIterator<Item = u64>,
 ) -> Result<(), ArrayError> {
@@ -94,8 +100,7 @@ pub(crate) fn queue_recorded<'a>(
         arguments.array((array, first));
     }
     addresses.for_each(|address| arguments.address(address));
-    plan.each(notes, &notes.shapes)?;
-    queue_each(gpu, arguments, plan, operation)
+    queue_each(gpu, arguments, plans.each(notes, &notes.shapes)?, operation)
 }
 
 fn queue_each<'a>(
@@ -208,7 +213,7 @@ macro_rules! updates {
             $($array: AsViewMut<Elem: Scalar> + ?Sized, $expression: Expression<Elem = $array::Elem>,)+
         {
             fn write(self, operation: &'static str, targets: ($(&'t mut $array,)+)) -> Result<(), ArrayError> {
-                with_memory(|ExpressionMemory { notes, plan }| {
+                with_memory(|ExpressionMemory { notes, plans, .. }| {
                     let mut tape = Tape::new(operation, notes);
                     $(let $target = targets.$place.as_view_mut();)+
                     let first = targets_first!($($target)+).view();
@@ -225,8 +230,7 @@ macro_rules! updates {
                     }
                     let Tape { mut arguments, notes, .. } = tape;
                     $(arguments.array(($target.writes(), $target.address()));)+
-                    plan.each(notes, first.shape())?;
-                    queue_each(first.gpu(), arguments, plan, operation)
+                    queue_each(first.gpu(), arguments, plans.each(notes, first.shape())?, operation)
                 })
             }
         }

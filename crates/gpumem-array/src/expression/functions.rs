@@ -5,6 +5,9 @@ use std::sync::OnceLock;
 
 /// The text of these functions and of all that they need, in an order in which nothing is used before its definition.
 pub(crate) fn texts(names: &[String]) -> String {
+    if names.is_empty() {
+        return String::new();
+    }
     let library = library();
     let mut wanted: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut found: Vec<&LibraryItem> = Vec::new();
@@ -13,7 +16,11 @@ pub(crate) fn texts(names: &[String]) -> String {
             && !found.iter().any(|known| known.place == item.place)
         {
             found.push(item);
-            wanted.extend(&item.needs);
+            for word in words(item.text) {
+                if library.contains_key(word) {
+                    wanted.push(word);
+                }
+            }
         }
     }
     // Tables come before functions, and functions of CUDA's own before those that call them.
@@ -24,7 +31,6 @@ pub(crate) fn texts(names: &[String]) -> String {
 /// A function or a table.
 struct LibraryItem {
     place: (bool, bool, usize),
-    needs: Vec<&'static str>,
     text: &'static str,
 }
 
@@ -32,12 +38,9 @@ fn library() -> &'static HashMap<&'static str, LibraryItem> {
     static LIBRARY: OnceLock<HashMap<&'static str, LibraryItem>> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let parts = parts(include_str!("../../kernels/functions.ptx"));
-        let names: Vec<&str> = parts.iter().map(|(name, _)| *name).collect();
         let item = |(index, (name, text)): (usize, (&'static str, &'static str))| {
-            let is_used = |other: &&&str| **other != name && words(text).any(|word| word == **other);
-            let needs = names.iter().filter(is_used).copied().collect();
             let place = (text.starts_with(".func"), name.starts_with("gpumem_"), index);
-            (name, LibraryItem { place, needs, text })
+            (name, LibraryItem { place, text })
         };
         parts.into_iter().enumerate().map(item).collect()
     })
@@ -115,6 +118,21 @@ mod tests {
         assert!(place("__internal_trig_reduction_slowpathd(") < place("gpumem_sin_f64("));
         assert!(!text.contains("gpumem_cos_f64"));
         assert_eq!(text.matches('{').count(), text.matches('}').count());
+    }
+
+    /// Functions of the library that call others of it.
+    #[test]
+    fn each_function_comes_after_those_that_it_calls() {
+        let library = library();
+        for name in library.keys() {
+            let text = texts(&[(*name).to_owned()]);
+            let defined = parts(Box::leak(text.into_boxed_str()));
+            for (index, (caller, body)) in defined.iter().enumerate() {
+                for later in &defined[index + 1..] {
+                    assert!(!words(body).any(|word| word == later.0), "{caller} uses {}", later.0);
+                }
+            }
+        }
     }
 
     #[test]

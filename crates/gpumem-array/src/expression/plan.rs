@@ -6,7 +6,7 @@
 use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::tape::{ArgumentIndex, CAST, ELEMENT, LeafElement, NUMBER, Notes};
-use crate::kernel::ARGUMENTS_MAX;
+use crate::kernel::generated::hash;
 
 /// The plan of a launch. A thread's launches reuse its memory.
 #[derive(Debug, Default)]
@@ -33,6 +33,7 @@ pub(crate) struct KernelPlan {
     pub(crate) first_number: usize,
     /// All that the text depends on, as bytes.
     pub(crate) key: Vec<u8>,
+    pub(crate) key_hash: usize,
     /// The column of each element.
     places: Vec<u8>,
     /// The strides before the axes are merged: by column, then by axis.
@@ -119,12 +120,7 @@ impl KernelPlan {
 
     /// Columns for all elements.
     fn begin(&mut self, notes: &Notes, shape: &[usize], has_targets: bool) -> Result<(), ArrayError> {
-        if notes.is_too_large() {
-            return Err(ArrayError::TooManyArguments {
-                limit: ARGUMENTS_MAX,
-                limit_bytes: 8 * ARGUMENTS_MAX,
-            });
-        }
+        notes.check_counts()?;
         self.columns.clear();
         self.unmerged.clear();
         self.places.clear();
@@ -288,6 +284,13 @@ impl KernelPlan {
             self.key.extend([argument as u8, of as u8, steps as u8, u8::from(is_grouped)]);
         }
         self.key.extend(&self.tokens);
+        self.key_hash = hash(&self.key);
+    }
+
+    /// The numbers of another recording that has the same plan.
+    pub(crate) fn set_numbers(&mut self, notes: &Notes) {
+        let words = self.words[self.first_number..].iter_mut();
+        words.zip(&notes.numbers).for_each(|(word, number)| *word = number.bits);
     }
 }
 

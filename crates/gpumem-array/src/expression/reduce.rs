@@ -101,7 +101,7 @@ fn function<'k>(
 }
 
 fn entry<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g GeneratedKernel, ArrayError> {
-    gpu.library().generated().entry(&plan.key)
+    gpu.library().generated().entry(&plan.key, plan.key_hash)
 }
 
 /// The reduction of an expression. Errors name `operation`; `empty` is the result of no elements. A mean or variance is divided by their
@@ -114,7 +114,7 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
     empty: Option<T>,
     ddof: f64,
 ) -> Result<GpuArray<T, D>, ArrayError> {
-    with_memory(|ExpressionMemory { notes, plan }| {
+    with_memory(|ExpressionMemory { notes, plan, .. }| {
         let mut tape = Tape::new(operation, notes);
         expression.record(&mut tape)?;
         let gpu = tape.gpu.ok_or_else(without_arrays)?;

@@ -65,6 +65,17 @@ pub(crate) enum ArgumentIndex {
     Target(u8),
 }
 
+impl ArgumentIndex {
+    /// A number for each.
+    pub(crate) fn word(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Array(index) => 1 << 8 | u64::from(index),
+            Self::Target(index) => 2 << 8 | u64::from(index),
+        }
+    }
+}
+
 struct RecordedArray {
     of: ScalarType,
     address: u64,
@@ -161,11 +172,13 @@ impl<'v, 'n> Tape<'v, 'n> {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn token(&mut self, token: u8) {
         self.notes.tokens.push(token);
     }
 
     /// The place where the next shape begins.
+    #[inline]
     pub(crate) fn mark(&self) -> usize {
         self.notes.shapes.len()
     }
@@ -205,6 +218,7 @@ impl<'v, 'n> Tape<'v, 'n> {
     }
 
     /// The number of elements recorded so far.
+    #[inline]
     pub(crate) fn element_count(&self) -> usize {
         self.notes.element_count
     }
@@ -231,11 +245,13 @@ impl<'v, 'n> Tape<'v, 'n> {
 }
 
 impl Notes {
-    /// True if there are more elements, arrays or numbers than a launch can have.
-    pub(crate) fn is_too_large(&self) -> bool {
-        self.element_count > ELEMENTS_MAX
-            || self.numbers.len() > NUMBERS_MAX
-            || self.arrays.len() + self.target_count > ARGUMENTS_MAX - 1
+    /// An error if there are more elements, arrays or numbers than a launch can have.
+    pub(crate) fn check_counts(&self) -> Result<(), ArrayError> {
+        let fits = self.element_count <= ELEMENTS_MAX
+            && self.numbers.len() <= NUMBERS_MAX
+            && self.arrays.len() + self.target_count < ARGUMENTS_MAX;
+        let error = || ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * ARGUMENTS_MAX };
+        if fits { Ok(()) } else { Err(error()) }
     }
 
     fn clear(&mut self) {

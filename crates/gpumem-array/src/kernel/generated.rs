@@ -25,9 +25,9 @@ impl Default for Generated {
 }
 
 impl Generated {
-    /// The entry of a key.
-    pub(crate) fn entry(&self, key: &[u8]) -> Result<&GeneratedKernel, ArrayError> {
-        let mut link = &self.0[hash(key) % LISTS];
+    /// The entry of a key with this [`hash`].
+    pub(crate) fn entry(&self, key: &[u8], hash: usize) -> Result<&GeneratedKernel, ArrayError> {
+        let mut link = &self.0[hash % LISTS];
         loop {
             match link.get() {
                 Some(known) if *known.key == *key => return Ok(known),
@@ -69,16 +69,18 @@ impl GeneratedKernel {
     }
 }
 
-/// A word at a time.
-fn hash(key: &[u8]) -> usize {
-    let (words, rest) = key.as_chunks::<8>();
-    let mut last = [0; 8];
+/// Hashes two words at a time, which do not wait for each other.
+pub(crate) fn hash(key: &[u8]) -> usize {
+    let (pairs, rest) = key.as_chunks::<16>();
+    let mut last = [0; 16];
     last[..rest.len()].copy_from_slice(rest);
-    let add = |sum: u64, word: &[u8; 8]| {
-        (sum.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    let add = |[one, other]: [u64; 2], pair: &[u8; 16]| {
+        let [low, high]: [u64; 2] = bytemuck::cast(*pair);
+        let mix = |sum: u64, word: u64| (sum.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        [mix(one, low), mix(other, high)]
     };
-    let sum = add(words.iter().fold(0, add), &last);
-    (sum >> 32) as usize
+    let [one, other] = add(pairs.iter().fold([0; 2], add), &last);
+    ((one ^ other.rotate_left(32)) >> 32) as usize
 }
 
 const LISTS: usize = 1024;

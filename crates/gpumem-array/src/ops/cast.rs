@@ -160,13 +160,13 @@ fn converted_at<T: Cast<U>, U: Element, D: Dimension, P: Place + ?Sized>(
         return Ok(result);
     }
     let CastNumbers { from, to, lanes } = T::NUMBERS;
-    with_memory(|ExpressionMemory { notes, plan }| {
+    with_memory(|ExpressionMemory { notes, plans, .. }| {
         let mut tape = Tape::new("cast", notes);
         tape.array(from, gpu, view.reads(), view.address(), numbers(view.layout(), from, lanes));
         tape.token(CAST);
         tape.token(to as u8);
         tape.target(to, NEW_ARRAY, numbers(result.layout(), to, lanes));
-        queue_recorded(gpu, tape, plan, result.writes(), [result.address()])
+        queue_recorded(gpu, tape, plans, result.writes(), [result.address()])
     })?;
     Ok(result)
 }

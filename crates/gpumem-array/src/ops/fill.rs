@@ -196,7 +196,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             }
             tape.shape(axes().map(|(len, _)| len));
             let targets = (0..target_count).map(|index| address + (index * size) as u64);
-            queue_recorded(gpu, tape, &mut memory.plan, self.writes(), targets)
+            queue_recorded(gpu, tape, &mut memory.plans, self.writes(), targets)
         })
     }
 

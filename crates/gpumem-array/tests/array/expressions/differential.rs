@@ -307,7 +307,7 @@ pub(crate) fn complex(gpu: &Gpu) {
         "absolute" 2 |x, _y| x.abs(), |a, _b| a.re.hypot(a.im);
         "choice" 0 |x, y| x.equals(y).or(x.re().gt(0.0)).select(x, T::i()), |a, b| if a == b || a.re > 0.0 { a } else { T::i() };
         "differs" 0 |x, y| x.differs(y), |a, b| a != b;
-        "to other" 0 |x, y| x.cast::<Complex<f64>>() + y.re().cast::<Complex<f64>>(), |a, b| Complex::new(a.re as f64, a.im as f64) + Complex::new(b.re as f64, 0.0);
+        "to other" 0 |x, y| x.cast::<Complex<f64>>() + y.re().cast::<Complex<f64>>(), |a, b| Complex::new(double(a.re), double(a.im)) + Complex::new(double(b.re), 0.0);
     }}
 }
 
@@ -370,9 +370,13 @@ fn best<T: Copy>(lane: &[T], is_better: impl Fn(T, T) -> bool, is_nan: impl Fn(T
 }
 
 /// By two passes.
-fn variance(lane: &[f64]) -> f64 {
-    let mean = lane.iter().sum::<f64>() / lane.len() as f64;
-    lane.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / lane.len() as f64
+fn variance<T: Copy + Into<f64>>(lane: &[T]) -> f64 {
+    let mean = lane.iter().map(|x| double(*x)).sum::<f64>() / lane.len() as f64;
+    lane.iter().map(|x| (double(*x) - mean).powi(2)).sum::<f64>() / lane.len() as f64
+}
+
+fn double<T: Into<f64>>(value: T) -> f64 {
+    value.into()
 }
 
 pub(crate) fn reductions(gpu: &Gpu) {
@@ -405,7 +409,7 @@ pub(crate) fn reductions(gpu: &Gpu) {
     }}
     reductions! { gpu, f32 f64; {
         // The error of a distance from the mean is that of the mean, which is up to 20 times larger.
-        "var" 600 |x, y| x.gt(y).select(10.0 as T, 11.0), |a, b| if a > b { 10.0 } else { 11.0 }, var var_axis [0.0] |lane| variance(&lane.iter().map(|x| f64::from(*x)).collect::<Vec<_>>()) as T;
-        "std" 600 |x, y| x.gt(y).select(-2.0 as T, 1.0), |a, b| if a > b { -2.0 } else { 1.0 }, std std_axis [0.0] |lane| variance(&lane.iter().map(|x| f64::from(*x)).collect::<Vec<_>>()).sqrt() as T;
+        "var" 600 |x, y| x.gt(y).select(10.0 as T, 11.0), |a, b| if a > b { 10.0 } else { 11.0 }, var var_axis [0.0] |lane| variance(&lane) as T;
+        "std" 600 |x, y| x.gt(y).select(-2.0 as T, 1.0), |a, b| if a > b { -2.0 } else { 1.0 }, std std_axis [0.0] |lane| variance(&lane).sqrt() as T;
     }}
 }
