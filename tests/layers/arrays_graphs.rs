@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 use gpumem_tests::array::ndarray::{Array2, Axis, Ix1, ShapeBuilder};
-use gpumem_tests::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GraphError, PinnedArray, kernels};
+use gpumem_tests::array::{ArrayError, CaptureGpu, Gpu, GpuArray, GraphError, PinnedArray};
 use gpumem_tests::driver::count_calls;
 use gpumem_tests::driver::stream_gate::StreamGate;
 use gpumem_tests::harness::cases::skip;
@@ -439,29 +439,6 @@ fn a_launch_is_one_driver_call(driver: &Driver) {
     assert_eq!(read.into_scalar().unwrap(), 3.0 * LEN as f32);
 }
 
-kernels! {
-    static OTHER_TYPE = ptx ".version 6.0 .target sm_70 .address_size 64
-        .visible .entry scale(.param .u64 y, .param .f32 factor) { .reg .f32 %f<2>; ld.param.f32 %f1, [factor]; ret; }";
-
-    fn scale(_launch; _y: u64, _factor: f64) {}
-}
-
-kernels! {
-    static SIGNATURE_ALONE = ptx ".version 6.0 .target sm_70 .address_size 64 .visible .entry answer(.param .u64 y) { ret; }";
-}
-
-/// A twin with other types than the text, and a text without instructions, are refused before a kernel can be launched.
-fn declarations_fit_their_text(driver: &Driver) {
-    let gpu = gpu(driver);
-    for (source, name, part) in
-        [(&OTHER_TYPE, "scale", "scale"), (&SIGNATURE_ALONE, "answer", "no instructions")]
-    {
-        let refused = gpu.compile(source).and_then(|module| module.function(name)).unwrap_err();
-        assert!(matches!(refused, ArrayError::KernelMismatch { .. }), "{refused}");
-        assert!(refused.to_string().contains(part), "{refused}");
-    }
-}
-
 cases! {
     #[serial_test::serial]
     fn numbers_change_between_launches_on(driver: &Driver) {
@@ -521,11 +498,6 @@ cases! {
     #[serial_test::serial]
     fn a_launch_is_one_driver_call_on(driver: &Driver) {
         a_launch_is_one_driver_call(driver);
-    }
-
-    #[serial_test::serial]
-    fn declarations_fit_their_text_on(driver: &Driver) {
-        declarations_fit_their_text(driver);
     }
 }
 
@@ -618,9 +590,4 @@ fn orders_mix_under_every_seed() {
 #[test]
 fn a_launch_is_one_driver_call_under_every_seed() {
     for_each_seed!(200, |driver: &Driver, _seed| a_launch_is_one_driver_call(driver));
-}
-
-#[test]
-fn declarations_fit_their_text_under_every_seed() {
-    for_each_seed!(200, |driver: &Driver, _seed| declarations_fit_their_text(driver));
 }

@@ -241,7 +241,7 @@ reductions!(reductions_of_i32, i32);
 reductions!(reductions_of_i64, i64);
 
 fn transposed<T: Element + Debug + PartialEq>(gpu: &Gpu, element: impl Fn(usize) -> T) {
-    // On the simulator the twins run unoptimised.
+    // The simulator takes seconds for the others.
     let is_whole = is_thorough() || gpu.device().driver().kind() == DriverKind::Cuda;
     let sizes: &[(usize, usize)] = &[(129, 257), (128, 256), (300, 517), (1027, 260)];
     for &(rows, columns) in if is_whole { sizes } else { &sizes[..1] } {

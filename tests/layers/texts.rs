@@ -500,8 +500,6 @@ fn of_errors(text: &str, texts: &mut Texts) {
         ArrayError::WrongDevice { expected: own(), found: own() },
         ArrayError::NoPeerAccess { operation: "dot", device: own(), owner: own(), reason: own() },
         ArrayError::NoSuchKernel { name: own() },
-        ArrayError::NoTwin { name: own() },
-        ArrayError::KernelMismatch { source_name: own(), kernel: own(), problem: own() },
         ArrayError::ArgumentCount { kernel: own(), parameters, expected: 1, found: 2 },
         ArrayError::ArgumentSize {
             kernel: own(),
@@ -529,12 +527,12 @@ fn of_errors(text: &str, texts: &mut Texts) {
         CheckpointError::WrongRank { name: text.into(), expected: 1, shape: vec![1, 2] },
         CheckpointError::InvalidBool { name: text.into(), index: 1, value: 2 },
         CheckpointError::InvalidName { name: text.into(), reason: "it is reserved" },
-        CheckpointError::Array { name: text.into(), source: ArrayError::NoTwin { name: own() } },
+        CheckpointError::Array { name: text.into(), source: ArrayError::NoSuchKernel { name: own() } },
     ] {
         texts.add_error(&error);
     }
     texts.add_error(
-        &AdaptError::Array(ArrayError::NoTwin { name: own() }).within(own()).within(Part::Key(own())),
+        &AdaptError::Array(ArrayError::NoSuchKernel { name: own() }).within(own()).within(Part::Key(own())),
     );
     // Logs keep their line breaks.
     let mut logs = Texts::default();
@@ -738,7 +736,6 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
         "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
       trace::Waits",
     ),
-    ("names in the source code of a kernel", "array::DeclaredKernel array::KernelParameter"),
     ("the call stack of the program", "sim::CallStack"),
     ("the kind of access, which is printed here", "sim::Access"),
     ("the kernel, which is printed here", "sim::Launch"),

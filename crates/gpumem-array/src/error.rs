@@ -89,23 +89,6 @@ pub enum ArrayError {
         Shown::name(.name)
     )]
     NoSuchKernel { name: String },
-    /// A kernel is CUDA text that was not compiled, and has no twin, unlike others of its declaration.
-    #[error(
-        "kernel {:?} is CUDA text without a twin, and no compiler was found; install NVRTC and enable the feature `nvrtc`, load PTX that was compiled ahead (`nvcc -ptx`), or declare a twin with `gpumem_array::kernels!`",
-        Shown::name(.name)
-    )]
-    NoTwin { name: String },
-    /// The text of declared kernels differs from their twins.
-    #[error(
-        "{}: kernel {:?} does not match its declaration: {}",
-        Shown::name(.source_name), Shown::name(.kernel), Shown::sentence(.problem)
-    )]
-    KernelMismatch {
-        source_name: String,
-        kernel: String,
-        /// The difference, and what to do about it.
-        problem: String,
-    },
     /// The CUDA compiler refuses a text or an option.
     #[error(
         "{}: the CUDA text does not compile; correct the text or the options:\n{}",
@@ -120,7 +103,7 @@ pub enum ArrayError {
     NoTensorCores { device: String },
     /// CUDA text cannot be compiled at run time.
     #[error(
-        "CUDA text cannot be compiled at run time: {reason}, load PTX that was compiled ahead (`nvcc -ptx`), or declare twins for the simulator with `gpumem_array::kernels!`"
+        "CUDA text cannot be compiled at run time: {reason}, or load PTX that was compiled ahead (`nvcc -ptx`)"
     )]
     NoCompiler {
         /// The cause, and what to do about it.

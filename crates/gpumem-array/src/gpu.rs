@@ -512,8 +512,7 @@ impl Gpu {
         self.0.stream.synchronize().map_err(|error| self.with_kernel_name(error.into()))
     }
 
-    /// Loads kernels from their text, on a GPU or on the simulator. A kernel with a twin ([`kernels!`](crate::kernels)) runs that on the
-    /// simulator.
+    /// Loads kernels from their text, on a GPU or on the simulator; [`kernels!`](crate::kernels) declares one.
     ///
     /// The driver compiles PTX during this call, which can take a tenth of a second.
     ///
@@ -525,9 +524,8 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::KernelMismatch`] if a declared kernel is not in the text, has other parameters there, or is empty.
     /// - [`ArrayError::Compile`] if the compiler refuses the text or an option.
-    /// - [`ArrayError::NoCompiler`] for CUDA text without the feature or the library, unless this is the simulator and there are twins.
+    /// - [`ArrayError::NoCompiler`] for CUDA text without the feature or the library.
     /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
     pub fn compile(&self, source: &KernelSource<'_>) -> Result<Module, ArrayError> {
         Module::compile(self.device(), source)

@@ -13,14 +13,13 @@ pub(crate) mod source;
 pub(crate) mod table;
 
 use crate::error::ArrayError;
-use gpumem_pool::sys::DriverKind;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::text::{Shown, debug_fields};
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, DeviceError, not_forked};
 use signature::Signatures;
 pub(crate) use signature::{Parameter, Signature};
-use source::{DeclaredKernel, KernelSource, Language, has_word};
+use source::{KernelSource, Language};
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,14 +32,8 @@ pub struct Module(Arc<Loaded>);
 struct Loaded {
     device: Device,
     raw: DriverHandle<CUmod_st>,
-    /// Empty for the modules of this crate.
+    /// Empty for the checked-in modules of this crate.
     signatures: Signatures,
-    /// True for PTX that was not compared with a declaration.
-    is_undeclared: bool,
-    /// CUDA text that was not compiled, because the simulator has twins of its kernels.
-    text: Option<Box<str>>,
-    #[cfg(feature = "sim")]
-    twins: &'static [gpumem_sim::Kernel],
 }
 
 /// A kernel of a [`Module`]. It keeps the module loaded.
@@ -68,60 +61,33 @@ impl Module {
         Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?)))
     }
 
-    /// Loads declared kernels, compiled first if they are CUDA text.
+    /// Loads kernels, compiled first if they are CUDA text.
     pub(crate) fn compile(device: &Device, source: &KernelSource<'_>) -> Result<Self, ArrayError> {
         not_forked()?;
-        let has_twins = device.driver().kind() == DriverKind::Sim && source.is_declared();
-        let mut text = None;
-        let (image, mut signatures) = match source.language() {
+        let (image, signatures) = match source.language() {
             Language::Ptx => (image(source.text())?, Signatures::parse(source.text())),
-            Language::Cuda => match compiled(device, source) {
-                Err(ArrayError::NoCompiler { .. }) if has_twins => {
-                    source.check_names()?;
-                    text = Some(source.text().into());
-                    let stub = source.stub();
-                    (image(&stub)?, Signatures::parse(&stub))
-                }
-                compiled => compiled?,
-            },
+            Language::Cuda => compiled(device, source)?,
         };
-        source.check(&signatures)?;
-        source.rename(&mut signatures);
-        let mut loaded = Loaded::load(device, &image, signatures)?;
-        loaded.is_undeclared = source.is_undeclared_ptx();
-        loaded.text = text;
-        #[cfg(feature = "sim")]
-        {
-            loaded.twins = source.registered_twins();
-        }
-        Ok(Self(Arc::new(loaded)))
+        Ok(Self(Arc::new(Loaded::load(device, &image, signatures)?)))
     }
 
     /// Returns the kernel with this name.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::NoTwin`] if its CUDA text was not compiled and the
-    /// kernel has no twin; [`ArrayError::KernelMismatch`] if PTX without a declaration has parameters and no instructions for it;
-    /// [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
+    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::ZeroByte`] if the name contains a zero byte,
+    /// [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
-        let Loaded { device, raw: module, signatures, is_undeclared, .. } = &*self.0;
-        if *is_undeclared && signatures.is_empty_kernel(name) {
-            return Err(source::without_code("the PTX", name));
-        }
+        let Loaded { device, raw: module, signatures } = &*self.0;
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
-        let find = || unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };
-        match self.0.with_twins(find) {
+        match unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) } {
             Ok(()) => {
                 let (name, signature) = (KernelName::new(name), signatures.of(name));
                 let sizes_bytes = signature.as_deref().and_then(sizes_bytes);
                 Ok(Function { module: self.clone(), raw: DriverHandle(raw), name, signature, sizes_bytes })
-            }
-            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND && self.lacks_twin(name) => {
-                Err(ArrayError::NoTwin { name: name.into() })
             }
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND => {
                 Err(ArrayError::NoSuchKernel { name: name.into() })
@@ -132,16 +98,11 @@ impl Module {
 }
 
 impl Module {
-    /// A kernel of this crate, with the declared parameters.
-    pub(crate) fn own_function(&self, kernel: &DeclaredKernel) -> Result<Function, ArrayError> {
-        let (function, signature) = (self.function(kernel.name())?, kernel.signature());
-        let sizes_bytes = sizes_bytes(&signature);
-        Ok(Function { signature: Some(signature), sizes_bytes, ..function })
-    }
-
-    /// True if text that was not compiled has the kernel.
-    fn lacks_twin(&self, name: &str) -> bool {
-        self.0.text.as_ref().is_some_and(|text| has_word(text, name))
+    /// A kernel of this crate, of the text that this module was loaded from.
+    pub(crate) fn own_function(&self, text: &str, name: &str) -> Result<Function, ArrayError> {
+        let (function, signature) = (self.function(name)?, Signatures::of_entry(text, name));
+        let sizes_bytes = signature.as_deref().and_then(sizes_bytes);
+        Ok(Function { signature, sizes_bytes, ..function })
     }
 }
 
@@ -190,26 +151,7 @@ impl Loaded {
         // SAFETY: the image is machine code of the CUDA compiler, or text that ends with a zero byte, and outlives the call; the
         // context is current.
         unsafe { device.driver().cuModuleLoadData(&mut raw, image.as_ptr().cast())? };
-        Ok(Self {
-            device: device.clone(),
-            raw: DriverHandle(raw),
-            signatures,
-            is_undeclared: false,
-            text: None,
-            #[cfg(feature = "sim")]
-            twins: &[],
-        })
-    }
-
-    /// Finds a function, which the simulator replaces by its twin if one is declared. Other declarations may use the same names.
-    fn with_twins<R>(&self, find: impl FnOnce() -> R) -> R {
-        #[cfg(feature = "sim")]
-        if let Some(sim) = gpumem_sim::Sim::of(self.device.driver()) {
-            static FINDING: Mutex<()> = Mutex::new(());
-            let _one = FINDING.lock().unwrap_or_else(PoisonError::into_inner);
-            return sim.with_kernels(self.twins, find);
-        }
-        find()
+        Ok(Self { device: device.clone(), raw: DriverHandle(raw), signatures })
     }
 }
 
@@ -230,7 +172,7 @@ fn image(ptx: &str) -> Result<Vec<u8>, ArrayError> {
 fn compiled(device: &Device, source: &KernelSource<'_>) -> Result<(Vec<u8>, Signatures), ArrayError> {
     let program = nvrtc::compile(source, device.compute_capability())?;
     let image = match &program.machine_code {
-        Some(code) if device.driver().kind() == DriverKind::Cuda => code.clone(),
+        Some(code) if device.driver().kind() == gpumem_pool::sys::DriverKind::Cuda => code.clone(),
         _ => image(&program.ptx)?,
     };
     Ok((image, Signatures::parse(&program.ptx)))
@@ -339,7 +281,7 @@ mod tests {
     #[test]
     fn sizes_are_known_if_a_launch_can_have_them_all() {
         let sizes = |sizes_bytes: &[usize]| {
-            let parameter = |size_bytes| Parameter { name: String::new(), size_bytes, alignment: 1 };
+            let parameter = |size_bytes| Parameter { name: String::new(), size_bytes };
             let parameters: Vec<_> = sizes_bytes.iter().copied().map(parameter).collect();
             super::sizes_bytes(&parameters)
         };
@@ -360,7 +302,7 @@ mod tests {
                 assert!(reason.contains("nvrtc") || reason.contains("NVRTC"), "{reason}")
             }
             Err(error) => panic!("{error}"),
-            Ok((image, signatures)) => assert!(image.len() > 100 && signatures.has("k")),
+            Ok((image, signatures)) => assert!(image.len() > 100 && signatures.of("k").is_some()),
         }
     }
 }

@@ -34,8 +34,8 @@
 //! # Features
 //!
 //! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) is for the simulator of
-//! `gpumem-sim`: [`Gpu::open`] starts it for `GPUMEM_DRIVER=sim`, kernels are stopped if they leave the arrays of their launch, and twins
-//! ([`kernels!`]) run in place of their kernels. `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
+//! `gpumem-sim`: [`Gpu::open`] starts it for `GPUMEM_DRIVER=sim`, and kernels are stopped if they leave the arrays of their launch.
+//! `nvrtc` (not default) compiles CUDA text at run time ([`Gpu::compile`]) where the vendor's library is
 //! installed. `cudarc` (not default) passes arrays to cudarc's functions, and uses its slices as arrays ([`cudarc`]). `dlpack` (not
 //! default) exchanges arrays with other libraries as DLPack tensors ([`dlpack`]). `half` and `complex` (not default) allow elements of the
 //! crates `half` and `num-complex`: `f16`, `bf16`, `Complex<f32>`, `Complex<f64>`.
@@ -94,11 +94,6 @@ pub use ops::{DotWith, Indices, Random, RandomNormal, Rng};
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use gpu::example_gpu;
-#[doc(hidden)] // `kernels!` expands to these
-pub use kernel::source::{DeclaredKernel, KernelParameter};
-#[cfg(feature = "sim")]
-#[doc(hidden)]
-pub use kernel::source::{Twin, TwinLaunch};
 #[doc(hidden)] // `gpumem-adapt` has the matrix
 pub use ops::compressed_rows_product;
 

@@ -50,66 +50,6 @@ fn a_text_is_compiled_and_runs() {
     assert_eq!(y.to_vec().unwrap(), [7.0; 9]);
 }
 
-kernels! {
-    static TWO = cuda r#"
-        extern "C" __global__ void one(int *y) { *y = 1; }
-        extern "C" __global__ void two(int *y) { *y = 2; }"#;
-    fn one(launch; y: u64) {
-        launch.write::<i32>(y, 1)?[0].set(-1);
-    }
-}
-
-/// A twin runs in place of the text, and the other kernels run from it.
-#[test]
-fn a_twin_replaces_its_kernel_alone() {
-    if !is_installed() {
-        return;
-    }
-    let gpu = gpu();
-    let module = gpu.compile(&TWO).unwrap();
-    let mut y = GpuArray::<i32, _>::zeros(&gpu, 1).unwrap();
-    for (name, expected) in [("one", -1), ("two", 2)] {
-        let function = module.function(name).unwrap();
-        let launch = function.launch(LaunchShape::for_len(1)).write(&mut y);
-        // SAFETY: the argument is that of the kernel, which writes the only element.
-        unsafe { launch.enqueue(&gpu).unwrap() };
-        assert_eq!(y.to_vec().unwrap(), [expected]);
-    }
-}
-
-kernels! {
-    static DOUBLE = cuda r#"extern "C" __global__ void axpy(float *y, double a) { *y += a; }"#;
-    fn axpy(_launch; _y: u64, _a: f32) {}
-}
-
-kernels! {
-    static FEWER = cuda r#"extern "C" __global__ void axpy(float *y) { *y += 1; }"#;
-    fn axpy(_launch; _y: u64, _a: f32) {}
-}
-
-kernels! {
-    static MANGLED = cuda r#"__global__ void axpy(float *y) { *y += 1; }"#;
-    fn axpy(_launch; _y: u64) {}
-}
-
-/// The compiler knows the signature, so a twin that differs is found without a GPU.
-#[test]
-fn twins_are_compared_with_the_compiled_text() {
-    if !is_installed() {
-        return;
-    }
-    let gpu = gpu();
-    for (source, expected) in [
-        (&DOUBLE, "parameter 1 has 8 bytes in the text, and 4 bytes in the twin"),
-        (&FEWER, "the text has 1 parameters, and the twin has 2 (_y, _a)"),
-        (&MANGLED, "declare it `extern \"C\" __global__`"),
-    ] {
-        let refused = gpu.compile(source).unwrap_err();
-        assert!(matches!(refused, ArrayError::KernelMismatch { .. }), "{refused}");
-        assert!(refused.to_string().contains(expected), "{refused}");
-    }
-}
-
 #[test]
 fn errors_of_the_compiler_are_quoted() {
     if !is_installed() {

@@ -1,9 +1,8 @@
-//! Items that all rooms use: result codes, handles, the address space, free ranges, elements with gaps, random numbers, names of
+//! Items that all rooms use: result codes, handles, the address space, free ranges, random numbers, names of
 //! functions, and the calling thread.
 
 pub(crate) mod address;
 pub(crate) mod codes;
-pub(crate) mod elements;
 pub(crate) mod extents;
 pub(crate) mod handle;
 pub(crate) mod random;

@@ -4,7 +4,7 @@
 //! reported as 0, so that programs use their alternative.
 
 #[allow(unsafe_code)]
-pub(crate) mod compiler_log;
+pub(crate) mod compiler_options;
 pub(crate) mod context;
 #[allow(unsafe_code)]
 pub(crate) mod declared;

@@ -47,25 +47,6 @@ impl Sim {
         self.0.change("register", |machine| machine.kernels.extend(named));
     }
 
-    /// Registers kernels for the functions that `look_up` looks up in modules. Afterwards the earlier kernels of these names are back.
-    ///
-    /// Other threads that look up these names meanwhile may find the kernels, too.
-    pub fn with_kernels<R>(&self, kernels: &'static [Kernel], look_up: impl FnOnce() -> R) -> R {
-        let earlier: Vec<_> = self.0.change("with_kernels", |machine| {
-            kernels.iter().map(|kernel| (kernel.name, machine.kernels.insert(kernel.name, *kernel))).collect()
-        });
-        let found = look_up();
-        self.0.change("with_kernels", |machine| {
-            for (name, kernel) in earlier.into_iter().rev() {
-                match kernel {
-                    Some(kernel) => machine.kernels.insert(name, kernel),
-                    None => machine.kernels.remove(name),
-                };
-            }
-        });
-        found
-    }
-
     /// Calls `launch`. Kernels that this thread launches in it, on any simulator, fail if they access other bytes than `declares` lists, or
     /// write those that are only read. `declares` is called during the launch, and calls no driver.
     #[doc(hidden)]

@@ -35,7 +35,24 @@ unsafe extern "C" {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> Code;
+    fn cuKernelGetAttribute(value: *mut c_int, attribute: c_int, kernel: *mut c_void, device: c_int) -> Code;
+    pub fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code;
+    pub fn cuDeviceGetCount(count: *mut c_int) -> Code;
+    pub fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Code;
+    pub fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: c_int) -> Code;
+    pub fn cuCtxSetCurrent(context: *mut c_void) -> Code;
     pub fn cuCtxGetDevice(device: *mut c_int) -> Code;
+    pub fn cuStreamSynchronize(stream: Stream) -> Code;
+    pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks: *mut c_int,
+        function: *mut c_void,
+        block_threads: c_int,
+        shared_bytes: usize,
+        flags: c_uint,
+    ) -> Code;
+    pub fn cuMemAlloc_v2(address: *mut u64, size_bytes: usize) -> Code;
+    pub fn cuMemFree_v2(address: u64) -> Code;
+    pub fn cuMemcpyAsync(target: u64, source: u64, count: usize, stream: Stream) -> Code;
     pub fn cuMemAllocAsync(address: *mut u64, size_bytes: usize, stream: Stream) -> Code;
     pub fn cuMemFreeAsync(address: u64, stream: Stream) -> Code;
     pub fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Stream) -> Code;
@@ -109,6 +126,19 @@ impl Kernel {
                 null_mut(),
             )
         }
+    }
+
+    /// An attribute on the current context's device.
+    pub fn attribute(self, attribute: c_int) -> Result<c_int, Code> {
+        let (mut device, mut value) = (0, 0);
+        // SAFETY: the places outlive the calls, and the kernel is never unloaded.
+        let code = unsafe {
+            match cuCtxGetDevice(&raw mut device) {
+                0 => cuKernelGetAttribute(&raw mut value, attribute, self.handle(), device),
+                code => code,
+            }
+        };
+        if code == 0 { Ok(value) } else { Err(code) }
     }
 
     pub fn set_attribute(self, attribute: c_int, value: c_int) -> Code {

@@ -8,6 +8,8 @@
 //! status for what is not supported.
 
 mod blas;
+mod device;
 mod driver;
+mod errors;
 mod rand;
 mod runtime;

@@ -2,16 +2,15 @@
 //! function of the host. candle's are compiled with a default stream for each thread, which the names that end in `_ptsz` stand for.
 
 use crate::driver::{
-    Code, Kernel, Library, Shape, Stream, cuCtxGetDevice, cuMemAllocAsync, cuMemFreeAsync, cuMemsetD8Async,
+    Code, Kernel, Library, Shape, Stream, cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync,
+    cuMemcpyAsync, cuMemsetD8Async,
 };
-use std::cell::{Cell, RefCell};
+use crate::errors::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, result};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{LazyLock, Mutex, PoisonError};
-
-const INVALID_DEVICE_FUNCTION: Code = 98;
-const INVALID_CONFIGURATION: Code = 9;
 
 /// `dim3`.
 #[repr(C)]
@@ -58,22 +57,13 @@ type Configuration = (Size, Size, usize, Stream);
 thread_local! {
     /// The launches between `<<<` and their call.
     static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
-    static LAST_ERROR: Cell<Code> = const { Cell::new(0) };
 }
 
 /// The stream that a null pointer stands for here.
-fn of_thread(stream: Stream) -> Stream {
+pub fn of_thread(stream: Stream) -> Stream {
     /// `CU_STREAM_PER_THREAD`.
     const PER_THREAD: Stream = std::ptr::without_provenance_mut(2);
     if stream.is_null() { PER_THREAD } else { stream }
-}
-
-/// Keeps an error for `cudaGetLastError`.
-fn result(code: Code) -> Code {
-    if code != 0 {
-        LAST_ERROR.set(code);
-    }
-    code
 }
 
 impl Registered {
@@ -92,7 +82,8 @@ impl Registered {
     }
 }
 
-fn kernel(function: *const c_void) -> Result<Kernel, Code> {
+/// The kernel that a function of the host stands for.
+pub fn kernel(function: *const c_void) -> Result<Kernel, Code> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner).kernel(function)
 }
 
@@ -233,14 +224,15 @@ extern "C" fn cudaFuncSetAttribute(function: *const c_void, attribute: c_int, va
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaGetLastError() -> Code {
-    LAST_ERROR.replace(0)
+unsafe extern "C" fn cudaMalloc(address: *mut u64, size_bytes: usize) -> Code {
+    // SAFETY: the caller passes a place for the address.
+    result(unsafe { cuMemAlloc_v2(address, size_bytes) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> Code {
-    // SAFETY: the caller passes a place for the number.
-    result(unsafe { cuCtxGetDevice(device) })
+unsafe extern "C" fn cudaFree(address: u64) -> Code {
+    // SAFETY: the driver checks the address.
+    result(unsafe { cuMemFree_v2(address) })
 }
 
 #[unsafe(no_mangle)]
@@ -259,4 +251,17 @@ unsafe extern "C" fn cudaFreeAsync_ptsz(address: u64, stream: Stream) -> Code {
 unsafe extern "C" fn cudaMemsetAsync_ptsz(address: u64, value: c_int, count: usize, stream: Stream) -> Code {
     // SAFETY: the driver checks the addresses. As in C, a byte is set.
     result(unsafe { cuMemsetD8Async(address, value as u8, count, of_thread(stream)) })
+}
+
+/// The driver finds the direction by the addresses.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaMemcpyAsync_ptsz(
+    target: u64,
+    source: u64,
+    count: usize,
+    _direction: c_int,
+    stream: Stream,
+) -> Code {
+    // SAFETY: the driver checks addresses of devices, and memory of the host is the caller's.
+    result(unsafe { cuMemcpyAsync(target, source, count, of_thread(stream)) })
 }

@@ -24,10 +24,10 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
     tests(layout, &variables, &needs)
 }
 
-type Variables = Vec<(&'static str, OsString)>;
+pub(super) type Variables = Vec<(&'static str, OsString)>;
 
 /// The variables for builds, and what the programs need when they run.
-fn prepared(layout: &Layout) -> Result<(Variables, Needs)> {
+pub(super) fn prepared(layout: &Layout) -> Result<(Variables, Needs)> {
     let home = toolkit(layout, CANDLE)?;
     let variables = environment(layout, home.clone(), false)?;
     let manifest = layout.manifest(super::LIBRARIES);

@@ -2,10 +2,11 @@
 //!
 //! Each is in `interop/`, outside of the workspace, because it needs its own build or versions. The drop-in library is put into a
 //! folder below `target/interop`. The programs are built beside it and started with only that folder on the library path, once
-//! for each of a few seeds. They check their results and exit accordingly. candle's program measures on a GPU and runs
-//! only there; candle's tests run on the drop-in.
+//! for each of a few seeds. They check their results and exit accordingly. The program `candle` measures on a GPU and runs
+//! only there; candle's tests and `candle-model` run on the drop-in.
 
 mod candle;
+mod candle_model;
 mod candle_tests;
 mod cubecl;
 mod cuda_core;
@@ -23,7 +24,7 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only these [default: all but candle and candle-tests]
+    /// Run only these [default: all but those of candle]
     #[arg(value_name = "NAME", value_parser = names())]
     names: Vec<String>,
     /// Start each program under this many seeds of the simulator
@@ -66,17 +67,25 @@ const PROGRAMS: &[Program] = &[
         about: "candle-core's own CUDA tests. Compiles CUDA kernels for minutes",
         run: candle_tests::run,
     },
+    Program {
+        name: CANDLE_MODEL,
+        about: "a network of candle-nn, trained on CPU and drop-in. Compiles CUDA kernels for minutes",
+        run: candle_model::run,
+    },
     Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
 ];
 
-/// Runs only if it is named, as its tests do.
 const CANDLE: &str = "candle";
+const CANDLE_MODEL: &str = "candle-model";
 
 /// Tests of published packages.
 const CANDLE_SUITE: &str = "candle-tests";
 const SUITE: &str = "cudarc-tests";
 
-/// What the tests of candle need beside the driver.
+/// These compile candle's kernels, and run only if they are named.
+const CANDLES: [&str; 3] = [CANDLE, CANDLE_SUITE, CANDLE_MODEL];
+
+/// What candle needs beside the driver.
 const LIBRARIES: &str = "cuda-libraries";
 
 fn names() -> clap::builder::PossibleValuesParser {
@@ -92,7 +101,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 pub(crate) fn check(names: &[String], seeds: u64, profile: Profile) -> Result<()> {
     let layout = Layout::new(profile)?;
     let chosen = PROGRAMS.iter().filter(|program| match names {
-        [] => ![CANDLE, CANDLE_SUITE].contains(&program.name),
+        [] => !CANDLES.contains(&program.name),
         names => names.iter().any(|name| name == program.name),
     });
     let (mut rows, mut failed) = (Vec::new(), Vec::new());

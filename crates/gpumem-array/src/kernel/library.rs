@@ -72,8 +72,8 @@ impl Library {
         if let Some(function) = slot.get() {
             return Ok(function);
         }
-        let (text, kernel) = ROWS[row].of(column);
-        let function = self.module(text)?.own_function(kernel)?;
+        let (text, name) = ROWS[row].of(column);
+        let function = self.module(text)?.own_function(text, name)?;
         Ok(slot.get_or_init(|| function))
     }
 

@@ -1,21 +1,14 @@
 //! [`Signatures`]: the parameters of each kernel of a PTX text, so that a launch can compare its arguments with them.
 //!
-//! Only the parts that a launch needs are parsed: names, sizes and alignments of `.entry` parameters. A kernel with unknown syntax there
+//! Only the parts that a launch needs are parsed: names and sizes of `.entry` parameters. A kernel with unknown syntax there
 //! has no signature, and its launches are not checked: the driver compiles the text and reports real errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The kernels of a text, by name.
+/// The kernels of a text, by name; `None` for a kernel with unknown syntax.
 #[derive(Debug, Default)]
-pub(crate) struct Signatures(HashMap<String, ParsedKernel>);
-
-#[derive(Debug)]
-struct ParsedKernel {
-    signature: Option<Signature>,
-    /// True if the kernel has an instruction before its end.
-    has_code: bool,
-}
+pub(crate) struct Signatures(HashMap<String, Option<Signature>>);
 
 /// The parameters of a kernel, in order.
 pub(crate) type Signature = Arc<[Parameter]>;
@@ -25,7 +18,6 @@ pub(crate) type Signature = Arc<[Parameter]>;
 pub(crate) struct Parameter {
     pub(crate) name: String,
     pub(crate) size_bytes: usize,
-    pub(crate) alignment: usize,
 }
 
 impl Signatures {
@@ -40,53 +32,23 @@ impl Signatures {
                 if tokens.next_if_eq(&"(").is_some() {
                     list.extend(tokens.by_ref().take_while(|token| *token != ")"));
                 }
-                // Directives such as `.maxntid` and `.pragma "text";` come between the parameters and the body.
-                while let Some(token) = tokens.next_if(|token| !matches!(*token, "{" | ";" | ".entry")) {
-                    if token == ".pragma" {
-                        tokens.by_ref().take_while(|token| *token != ";").for_each(drop);
-                    }
-                }
-                let is_defined = tokens.next_if_eq(&"{").is_some();
-                let has_code = is_defined && has_code(tokens.clone());
-                let entry = ParsedKernel { signature: parameters(&list), has_code };
-                // A declaration may follow the definition.
-                if is_defined || !found.contains_key(name) {
-                    found.insert(name.to_owned(), entry);
-                }
+                // A declaration may follow the definition, and has the same parameters.
+                found.insert(name.to_owned(), parameters(&list));
             }
         }
         Self(found)
     }
 
-    /// True if the text has a kernel with this name.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-
-    /// True if the text has instructions for a kernel with this name.
-    pub(crate) fn has_code(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|entry| entry.has_code)
-    }
-
-    /// True if the text has a kernel with this name that has parameters and an empty body.
-    pub(crate) fn is_empty_kernel(&self, name: &str) -> bool {
-        let has_parameters =
-            |entry: &ParsedKernel| entry.signature.as_ref().is_none_or(|list| !list.is_empty());
-        self.0.get(name).is_some_and(|entry| !entry.has_code && has_parameters(entry))
-    }
-
-    /// Renames the parameters of a kernel, in order.
-    pub(crate) fn rename<'a>(&mut self, kernel: &str, names: impl Iterator<Item = &'a str>) {
-        if let Some(signature) = self.0.get_mut(kernel).and_then(|entry| entry.signature.as_mut()) {
-            let renamed =
-                |(parameter, name): (&Parameter, &str)| Parameter { name: name.to_owned(), ..*parameter };
-            *signature = signature.iter().zip(names).map(renamed).collect();
-        }
+    /// The parameters of one kernel of a text that the CUDA compiler wrote, if they are known.
+    pub(crate) fn of_entry(ptx: &str, name: &str) -> Option<Signature> {
+        let (_, entry) = ptx.split_once(&format!(".entry {name}("))?;
+        let (list, _) = entry.split_once(')')?;
+        parameters(&Tokens(list).collect::<Vec<_>>())
     }
 
     /// The parameters of a kernel, if they are known.
     pub(crate) fn of(&self, name: &str) -> Option<Signature> {
-        self.0.get(name).and_then(|entry| entry.signature.clone())
+        self.0.get(name).cloned().flatten()
     }
 }
 
@@ -102,16 +64,12 @@ fn parameter(tokens: &[&str]) -> Option<Parameter> {
     if tokens.next()? != ".param" {
         return None;
     }
-    let (mut alignment, mut element_bytes, mut is_pointer, mut name) = (None, None, false, None);
-    // Attributes come before and after the type; the alignment after `.ptr` applies to the memory pointed to.
+    let (mut element_bytes, mut is_pointer, mut name) = (None, false, None);
+    // Attributes come before and after the type.
     while let Some(token) = tokens.next() {
         match token {
             ".align" => {
-                let bytes: usize =
-                    tokens.next()?.parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())?;
-                if !is_pointer {
-                    alignment = Some(bytes);
-                }
+                tokens.next()?;
             }
             ".ptr" => is_pointer = true,
             ".const" | ".global" | ".local" | ".shared" if is_pointer => {}
@@ -128,8 +86,7 @@ fn parameter(tokens: &[&str]) -> Option<Parameter> {
         size_bytes = size_bytes.checked_mul(tokens.next()?.parse().ok()?)?;
         (tokens.next()? == "]").then_some(())?;
     }
-    let alignment = alignment.unwrap_or(element_bytes);
-    tokens.next().is_none().then(|| Parameter { name: name.to_owned(), size_bytes, alignment })
+    tokens.next().is_none().then(|| Parameter { name: name.to_owned(), size_bytes })
 }
 
 fn size_bytes(kind: &str) -> Option<usize> {
@@ -143,37 +100,7 @@ fn size_bytes(kind: &str) -> Option<usize> {
     }
 }
 
-/// True if the body of a kernel, after its brace, has an instruction. Directives and labels are not instructions.
-fn has_code<'a>(tokens: impl Iterator<Item = &'a str>) -> bool {
-    let mut tokens = tokens.peekable();
-    while let Some(token) = tokens.next() {
-        match token {
-            "}" => return false,
-            "{" | ";" | "ret" | "exit" => {}
-            // A line number has no semicolon: `.loc 1 27 5`, with `, function_name $name, inlined_at 1 30 2` for inlined functions.
-            ".loc" => {
-                let is_part = |token: &&str| {
-                    matches!(*token, "," | "function_name" | "inlined_at")
-                        || token.starts_with(|first: char| first.is_ascii_digit() || first == '$')
-                };
-                while tokens.next_if(is_part).is_some() {}
-            }
-            directive if directive.starts_with('.') => {
-                tokens.by_ref().take_while(|token| *token != ";").for_each(drop)
-            }
-            _ => {
-                let is_label = tokens.next_if_eq(&":").is_some();
-                if !is_label {
-                    return true;
-                }
-            }
-        }
-    }
-    false
-}
-
 /// Words and single characters. A dot begins a word. Comments are skipped, and so are strings.
-#[derive(Clone)]
 struct Tokens<'a>(&'a str);
 
 impl<'a> Iterator for Tokens<'a> {
@@ -213,9 +140,9 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    fn layout(signatures: &Signatures, name: &str) -> Vec<(String, usize, usize)> {
+    fn layout(signatures: &Signatures, name: &str) -> Vec<(String, usize)> {
         let parameters = signatures.of(name).unwrap();
-        parameters.iter().map(|p| (p.name.clone(), p.size_bytes, p.alignment)).collect()
+        parameters.iter().map(|parameter| (parameter.name.clone(), parameter.size_bytes)).collect()
     }
 
     #[test]
@@ -226,43 +153,17 @@ mod tests {
             .param .b16 h , .param .u64 .ptr.shared.align 4 q, .param .align 16 .b128 w[2]) .maxntid 256, 1, 1 { }
             .entry none() .entry strange(.param .texref t) .entry cut(.param .u64";
         let signatures = Signatures::parse(text);
-        let expected = [("p", 8, 8), ("f", 4, 4), ("s", 24, 8), ("h", 2, 2), ("q", 8, 8), ("w", 32, 16)];
-        assert_eq!(
-            layout(&signatures, "all$_1"),
-            expected.map(|(name, size, at)| (name.to_owned(), size, at))
-        );
+        let expected = [("p", 8), ("f", 4), ("s", 24), ("h", 2), ("q", 8), ("w", 32)];
+        assert_eq!(layout(&signatures, "all$_1"), expected.map(|(name, size)| (name.to_owned(), size)));
         assert!(layout(&signatures, "plain").is_empty() && layout(&signatures, "none").is_empty());
-        assert!(signatures.has("strange") && signatures.of("strange").is_none());
-        assert!(signatures.has("cut") && signatures.of("cut").is_none());
-        assert!(!signatures.has("hidden"));
+        assert_eq!(
+            (signatures.of("strange"), signatures.of("cut"), signatures.of("hidden")),
+            (None, None, None)
+        );
     }
 
-    #[test]
-    fn bodies_with_and_without_instructions() {
-        let loc = ".loc 1 27 5\n.loc 2 3 4, function_name $L__info, inlined_at 1 30 2";
-        for (body, is_code) in [
-            ("", false),
-            ("ret;", false),
-            ("exit;", false),
-            (".reg .b32 %r<2>; ret;", false),
-            (&format!("{loc} ret;"), false),
-            ("$L__end: ret;", false),
-            (".pragma \"nounroll\"; { .reg .pred %p; } ret;", false),
-            ("mov.u32 %r1, %tid.x; ret;", true),
-            (".reg .b32 %r<2>; mov.u32 %r1, 0; ret;", true),
-            (&format!("{loc} trap;"), true),
-            ("$L__loop: bra $L__loop;", true),
-            ("@%p1 bra $L__end; $L__end: ret;", true),
-        ] {
-            let signatures =
-                Signatures::parse(&format!(".entry k(.param .u64 x) {{ {body} }} .entry next() {{ trap; }}"));
-            assert_eq!(signatures.has_code("k"), is_code, "{body}");
-            assert!(signatures.has_code("next") && signatures.is_empty_kernel("k") != is_code, "{body}");
-        }
-    }
-
-    /// A parameter as text, with its size and alignment.
-    fn any_parameter() -> impl Strategy<Value = (String, usize, usize)> {
+    /// A parameter as text, with its size.
+    fn any_parameter() -> impl Strategy<Value = (String, usize)> {
         let kinds = [(".u8", 1), (".s16", 2), (".b32", 4), (".f32", 4), (".f64", 8), (".u64", 8)];
         let kind = prop::sample::select(kinds.to_vec());
         (kind, prop::option::of(0..6_u32), prop::option::of(1..40_usize), any::<bool>()).prop_map(
@@ -270,12 +171,7 @@ mod tests {
                 let align = alignment.map_or(String::new(), |bits| format!(".align {} ", 1 << bits));
                 let pointer = if is_pointer { ".ptr .global .align 4 " } else { "" };
                 let array = count.map_or(String::new(), |count| format!("[{count}]"));
-                let size_bytes = bytes * count.unwrap_or(1);
-                (
-                    format!(".param {align}{kind} {pointer}NAME{array}"),
-                    size_bytes,
-                    alignment.map_or(bytes, |bits| 1 << bits),
-                )
+                (format!(".param {align}{kind} {pointer}NAME{array}"), bytes * count.unwrap_or(1))
             },
         )
     }
@@ -287,14 +183,14 @@ mod tests {
             space in prop::sample::select(vec![" ", "\n\t", " /* , ( */ ", "// )\n"]),
         ) {
             let text: String = kernels.iter().enumerate().map(|(index, parameters)| {
-                let list = parameters.iter().enumerate().map(|(at, (text, ..))| text.replace("NAME", &format!("p_{at}")));
+                let list = parameters.iter().enumerate().map(|(at, (text, _))| text.replace("NAME", &format!("p_{at}")));
                 let list = list.collect::<Vec<_>>().join(",").replace(' ', space);
                 format!(".visible{space}.entry{space}k{index}({list}){space}{{ ld.param.u64 %rd1, [k_param_0]; ret; }}\n")
             }).collect();
             let signatures = Signatures::parse(&text);
             for (index, parameters) in kernels.iter().enumerate() {
                 let expected: Vec<_> = parameters.iter().enumerate()
-                    .map(|(at, (_, size, alignment))| (format!("p_{at}"), *size, *alignment)).collect();
+                    .map(|(at, (_, size))| (format!("p_{at}"), *size)).collect();
                 prop_assert_eq!(layout(&signatures, &format!("k{index}")), expected);
             }
         }

@@ -275,150 +275,74 @@ fn a_launch_without_arrays_checks_its_stream() {
     }
 }
 
-/// The arguments of two kernels of one name.
-fn answer(gpu: &Gpu, source: &KernelSource<'_>) -> u32 {
-    let mut y = GpuArray::<u32, _>::zeros(gpu, 1).unwrap();
-    let function = gpu.compile(source).unwrap().function("answer").unwrap();
-    let launch = function.launch(LaunchShape::for_len(1)).write(&mut y);
-    // SAFETY: the argument is that of the kernel, which writes the only element.
-    unsafe { launch.enqueue(gpu).unwrap() };
-    y.to_vec().unwrap()[0]
-}
-
-kernels! {
-    static FIRST = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = 1; }"#;
-    fn answer(launch; y: u64) {
-        launch.write::<u32>(y, 1)?[0].set(1);
-    }
-}
-
 kernels! {
     /// With an option, and attributes.
     #[expect(non_upper_case_globals, reason = "an attribute of the declaration")]
-    pub(crate) static Second = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = ANSWER; }"#,
+    pub(crate) static Answer = cuda r#"extern "C" __global__ void answer(unsigned *y) { *y = ANSWER; }"#,
         options ["--define-macro=ANSWER=2", "--std=c++17"];
-    fn answer(launch; y: u64) {
-        launch.write::<u32>(y, 1)?[0].set(2);
-    }
 }
 
-kernels! {
-    static THIRD = ptx "
-        .version 7.8 .target sm_70 .address_size 64
-        .visible .entry answer(.param .u64 y) {
-            .reg .b64 %y;
-            ld.param.u64 %y, [y];
-            st.global.u32 [%y], 3;
-            ret;
-        }";
-}
-
-/// The simulator finds twins by name alone, so each module brings its own, or none.
+/// With the compiler it runs; without, the error says what to do.
 #[test]
-fn declarations_may_have_kernels_of_the_same_names() {
+fn cuda_text_needs_a_compiler() {
     let gpu = gpu();
-    let module = gpu.compile(&FIRST).unwrap();
-    let answers = [&Second, &FIRST, &THIRD, &Second].map(|source| answer(&gpu, source));
-    assert_eq!(answers, [2, 1, 3, 2]);
+    let module = match gpu.compile(&Answer) {
+        Ok(module) => module,
+        Err(error) => {
+            assert!(matches!(&error, ArrayError::NoCompiler { .. }), "{error}");
+            let text = error.to_string();
+            assert!(["`nvrtc`", "nvcc -ptx"].iter().all(|part| text.contains(part)), "{text}");
+            return;
+        }
+    };
+    assert!(matches!(module.function("later"), Err(ArrayError::NoSuchKernel { .. })));
     let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
     let function = module.function("answer").unwrap();
     // SAFETY: the argument is that of the kernel, which writes the only element.
     unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
-    assert_eq!(y.to_vec().unwrap(), [1]);
-}
-
-kernels! {
-    static OTHER_NAME = cuda r#"extern "C" __global__ void answers(unsigned *y) { *y = 1; }"#;
-    fn answer(_launch; _y: u64) {}
-}
-
-kernels! {
-    static EMPTY = ptx ".version 7.8 .target sm_70 .address_size 64 .visible .entry answer(.param .u64 y) { ret; }";
-    fn answer(_launch; _y: u64) {}
-}
-
-kernels! {
-    static OTHER_TYPE = ptx "
-        .version 7.8 .target sm_70 .address_size 64
-        .visible .entry answer(.param .u64 y, .param .f64 a) { trap; }";
-    fn answer(_launch; _y: u64, _a: f32) {}
+    assert_eq!(y.to_vec().unwrap(), [2]);
 }
 
 #[test]
-fn a_text_without_its_twin_is_refused() {
-    let gpu = gpu();
-    for (source, expected) in [
-        (
-            &OTHER_NAME,
-            "OTHER_NAME: kernel \"answer\" does not match its declaration: the text has no kernel of this name",
-        ),
-        (
-            &EMPTY,
-            "EMPTY: kernel \"answer\" does not match its declaration: the text has its signature, but no instructions",
-        ),
-        (&OTHER_TYPE, "parameter 1 has 8 bytes in the text, and 4 bytes in the twin (_a)"),
-    ] {
-        let refused = gpu.compile(source).unwrap_err();
-        assert!(
-            matches!(refused, ArrayError::KernelMismatch { .. }) && refused.to_string().contains(expected),
-            "{refused}"
-        );
-    }
-    assert!(matches!(gpu.compile(&KernelSource::ptx("zero", "a\0b")), Err(ArrayError::ZeroByte { .. })));
+fn a_text_with_a_zero_byte_is_refused() {
+    let refused = gpu().compile(&KernelSource::ptx("zero", "a\0b"));
+    assert!(matches!(refused, Err(ArrayError::ZeroByte { .. })));
 }
 
-kernels! {
-    static PARTLY = cuda r#"
-        extern "C" __global__ void answer(unsigned *y) { *y = 1; }
-        extern "C" __global__ void no_twin() {}"#;
-    fn answer(launch; y: u64) {
-        launch.write::<u32>(y, 1)?[0].set(4);
-    }
-}
-
-/// With the compiler it runs; without, the errors say what to do.
-#[test]
-fn cuda_text_needs_a_compiler_or_twins() {
-    let gpu = gpu();
-    assert_eq!(answer(&gpu, &PARTLY), 4, "the twin runs in any case");
-    let text = String::from("extern \"C\" __global__ void late() {}");
-    let late = gpu.compile(&KernelSource::cuda("late", &text)).and_then(|module| module.function("late"));
-    let partly = gpu.compile(&PARTLY).unwrap();
-    let no_twin = partly.function("no_twin");
-    assert!(matches!(partly.function("later"), Err(ArrayError::NoSuchKernel { .. })));
-    let Err(late) = late else { return drop(no_twin.unwrap()) };
-    assert!(matches!(&late, ArrayError::NoCompiler { .. }), "{late}");
-    let no_twin = no_twin.unwrap_err();
-    assert!(matches!(&no_twin, ArrayError::NoTwin { name } if name == "no_twin"), "{no_twin}");
-    for error in [late, no_twin] {
-        let text = error.to_string();
-        assert!(["`nvrtc`", "nvcc -ptx", "kernels!"].iter().all(|part| text.contains(part)), "{text}");
-    }
-}
-
-static REGISTERED: [Kernel; 1] = [Kernel::new("answer", |launch| {
-    let y = launch.arg::<u64>()?;
-    launch.write::<u32>(y, 1)?[0].set(3);
+static REGISTERED: [Kernel; 1] = [Kernel::new("ramp", |launch| {
+    let (y, n) = (launch.arg::<u64>()?, launch.arg::<u64>()?);
+    launch.write::<f32>(y, n as usize)?.iter().for_each(|y| y.set(3.0));
     Ok(())
 })];
 
-/// Such kernels need instructions.
+/// It runs in place of the text, and the memory that it requests is compared with the launch in the same way.
 #[test]
-fn a_text_without_a_declaration_uses_registered_twins() {
+fn a_registered_function_that_leaves_its_arrays_is_found() {
     let gpu = gpu();
-    Sim::of(gpu.device().driver()).unwrap().register(&REGISTERED);
-    let mut y = GpuArray::<u32, _>::zeros(&gpu, 1).unwrap();
-    let refused =
-        gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap().function("answer").unwrap_err();
-    assert!(matches!(&refused, ArrayError::KernelMismatch { kernel, .. } if kernel == "answer"), "{refused}");
-    let text = EMPTY.text().replace("ret;", "trap;");
-    let function = gpu.compile(&KernelSource::ptx("text", &text)).unwrap().function("answer").unwrap();
-    // SAFETY: the argument is that of the kernel, which writes the only element.
-    unsafe { function.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
-    assert_eq!(y.to_vec().unwrap(), [3]);
+    let sim = Sim::of(gpu.device().driver()).unwrap();
+    sim.register(&REGISTERED);
+    let ramp = function(&gpu, "ramp").unwrap();
+    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
+    let mut launch = |n: u64| {
+        // SAFETY: the first launch stays within the array. The simulator refuses what the second one does, so it reaches no memory.
+        unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(n).enqueue(&gpu).unwrap() };
+        gpu.synchronize()
+    };
+    launch(64).unwrap();
+    launch(65).unwrap_err();
+    let findings = sim.take_findings();
+    // On backend `none` the allocation ends with the array.
+    let [Finding::Fault { kind: FaultKind::Undeclared | FaultKind::OutOfBounds, text, .. }] = &findings[..]
+    else {
+        panic!("{findings:?}")
+    };
+    let ends = [
+        "4 bytes past the end of parameter 0, which has 256 bytes",
+        "past the end of the allocation of 256 bytes",
+    ];
+    assert!(ends.iter().any(|end| text.contains(end)), "{text}");
 }
 
-/// The driver refuses to unload it when it is dropped, or cannot wait for the device then: a later wait unloads it.
 #[test]
 fn a_module_that_a_drop_could_not_unload_goes_later() {
     for rule in
@@ -427,7 +351,7 @@ fn a_module_that_a_drop_could_not_unload_goes_later() {
         let gpu = gpu_with(SimConfig::new().rule(rule.parse().unwrap()));
         let module_count = || Sim::of(gpu.device().driver()).unwrap().report().module_count;
         let before_count = module_count();
-        let module = gpu.compile(&KernelSource::ptx("empty", EMPTY.text())).unwrap();
+        let module = gpu.compile(&KERNELS).unwrap();
         assert_eq!(module_count(), before_count + 1);
         let capture = rule.contains('9').then(|| {
             let stream = Stream::new(gpu.device()).unwrap();
@@ -561,37 +485,6 @@ fn views_in_another_order_are_refused_unless_they_are_named() {
     assert_eq!(y.slice(s![0, ..]).unwrap().to_vec().unwrap(), [3.0; 8]);
     assert_eq!(y.slice(s![1..3, ..]).unwrap().to_vec().unwrap(), [1.0; 16]);
     assert_eq!(y.slice(s![3, ..]).unwrap().to_vec().unwrap(), [3.0; 8]);
-}
-
-kernels! {
-    static LYING = cuda r#"extern "C" __global__ void ramp(float *y, unsigned long long n) { y[threadIdx.x] = n; }"#;
-    fn ramp(launch; y: u64, n: u64) {
-        launch.write::<f32>(y, n as usize)?;
-    }
-}
-
-/// A twin requests its memory, which is compared with the launch in the same way.
-#[test]
-fn a_twin_that_leaves_its_arrays_is_found() {
-    let gpu = gpu();
-    let ramp = gpu.compile(&LYING).unwrap().function("ramp").unwrap();
-    let mut y = GpuArray::from_elem(&gpu, 64, 1.0_f32).unwrap();
-    for n in [64_u64, 65] {
-        // SAFETY: the first launch stays within the array. The simulator refuses what the second one does, so it reaches no memory.
-        unsafe { ramp.launch(LaunchShape::for_len(64)).write(&mut y).scalar(n).enqueue(&gpu).unwrap() };
-        assert_eq!(gpu.synchronize().is_ok(), n == 64);
-    }
-    let findings = Sim::of(gpu.device().driver()).unwrap().take_findings();
-    // On backend `none` the allocation ends with the array.
-    let [Finding::Fault { kind: FaultKind::Undeclared | FaultKind::OutOfBounds, text, .. }] = &findings[..]
-    else {
-        panic!("{findings:?}")
-    };
-    let ends = [
-        "4 bytes past the end of parameter 0, which has 256 bytes",
-        "past the end of the allocation of 256 bytes",
-    ];
-    assert!(ends.iter().any(|end| text.contains(end)), "{text}");
 }
 
 /// A graph has the declarations of its launches.

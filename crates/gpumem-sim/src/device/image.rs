@@ -92,6 +92,20 @@ pub(crate) fn linked<'t>(inputs: impl Iterator<Item = &'t str>) -> String {
     inputs.fold(String::new(), |image, input| image + LINK_MARK + input.trim_start_matches(LINK_MARK))
 }
 
+/// Refuses a target of `CU_JIT_TARGET` that the text is too new for, or whose machine code the device does not run.
+pub(crate) fn check_target(module: &Module, target: Option<u32>) -> Result<(), ImageError> {
+    let Some(target) = target else { return Ok(()) };
+    let needed = module.target();
+    let text = if needed > target {
+        format!("the PTX is for sm_{needed}, and CU_JIT_TARGET asks for sm_{target}")
+    } else if target != COMPUTE_CAPABILITY {
+        format!("CU_JIT_TARGET asks for sm_{target}, and the device has sm_{COMPUTE_CAPABILITY}")
+    } else {
+        return Ok(());
+    };
+    Err(ImageError::new(NO_BINARY_FOR_GPU, text))
+}
+
 /// Refuses kernels that need what no text defines, except those that a Rust function replaces.
 pub(crate) fn check_defined(module: &Module, is_replaced: impl Fn(&str) -> bool) -> Result<(), ImageError> {
     for entry in module.entries().iter().filter(|entry| !is_replaced(entry.name())) {

@@ -6,7 +6,6 @@
 
 use crate::backing::Bytes;
 use crate::base::codes::{ILLEGAL_ADDRESS, NOT_PERMITTED};
-use crate::base::elements::Elements;
 use crate::base::handle::Handle;
 use crate::device::declared::{Declared, DeclaredPart};
 use crate::device::module::{Body, Shape};
@@ -164,72 +163,7 @@ pub(crate) struct Touch {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
     pub(crate) bytes: Bytes,
-    layout: ElementLayout,
 }
-
-/// The elements of a request: `row_count` rows of `row_len` elements.
-#[derive(Clone, Copy)]
-struct ElementLayout {
-    element_bytes: u64,
-    step_bytes: u64,
-    row_len: u64,
-    pitch_bytes: u64,
-    row_count: u64,
-}
-
-impl Touch {
-    /// The elements, if there are gaps between them.
-    pub(crate) fn elements(&self) -> Option<Elements> {
-        let ElementLayout { element_bytes, step_bytes, row_len, pitch_bytes, row_count } = self.layout;
-        (row_len.max(row_count) > 1).then_some(Elements {
-            start: self.address,
-            element_bytes,
-            step_bytes,
-            row_len,
-            pitch_bytes,
-        })
-    }
-
-    /// The accessed bytes, by their offsets: each element, or everything from the first to the last if they are many.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> {
-        let (size_bytes, layout) = (self.size_bytes, self.layout);
-        let count = layout.row_count.saturating_mul(layout.row_len);
-        let is_apart = count > 1 && count <= ELEMENTS_APART_MAX;
-        (0..if is_apart { count } else { 1 }).map(move |index| match is_apart {
-            true => {
-                let (row, element) = (index / layout.row_len, index % layout.row_len);
-                let start = row * layout.pitch_bytes + element * layout.step_bytes;
-                start..start + layout.element_bytes
-            }
-            false => 0..size_bytes,
-        })
-    }
-}
-
-impl ElementLayout {
-    /// Rows and elements without gaps between them are one element.
-    fn new(element_bytes: u64, [row_count, pitch]: [u64; 2], [row_len, step]: [u64; 2]) -> Self {
-        let [step_bytes, pitch_bytes] = [step, pitch].map(|step| step.saturating_mul(element_bytes).max(1));
-        let row_len = if step == 0 { row_len.min(1) } else { row_len };
-        let mut layout = Self { element_bytes, step_bytes, row_len, pitch_bytes, row_count };
-        if layout.step_bytes <= element_bytes || row_len == 1 {
-            layout.element_bytes = element_bytes.saturating_mul(row_len);
-            (layout.step_bytes, layout.row_len) = (layout.element_bytes.max(1), 1);
-        }
-        if row_count == 1 {
-            // Whole multiples of it are in no range.
-            layout.pitch_bytes = u64::MAX;
-        } else if layout.row_len == 1 && layout.pitch_bytes <= layout.element_bytes {
-            layout.element_bytes = layout.element_bytes.saturating_mul(row_count);
-            (layout.step_bytes, layout.row_count) = (layout.element_bytes, 1);
-            layout.pitch_bytes = u64::MAX;
-        }
-        layout
-    }
-}
-
-/// The largest number of elements of one request that have ranges of their own in the access history. More are one range.
-const ELEMENTS_APART_MAX: u64 = 4096;
 
 /// A launch that waits for its turn.
 #[derive(Clone)]
@@ -342,7 +276,7 @@ impl<'a> Launch<'a> {
     ///
     /// [`KernelFault`] unless the range lies in one live allocation that the device may use, and is aligned.
     pub fn read<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
-        self.read_strided(address, len, 1)
+        self.range(false, address, len)
     }
 
     /// `len` elements of device memory, to be written.
@@ -351,100 +285,17 @@ impl<'a> Launch<'a> {
     ///
     /// [`KernelFault`] under the conditions of [`Launch::read`], and for memory registered for reading only.
     pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
-        self.write_strided(address, len, 1)
+        self.range(true, address, len)
     }
 
-    /// `count` elements of device memory, one in every `step`, to be read. The result has the elements between them too, which the
-    /// kernel does not use: other work may write them meanwhile. The race detector keeps the history of up to 4096 elements apart. Of
-    /// more, it forgets earlier uses between the first and the last, so that it may miss a race with them.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelFault`] under the conditions of [`Launch::read`], from the first element to the last.
-    pub fn read_strided<T: Pod>(
-        &self,
-        address: u64,
-        count: usize,
-        step: usize,
-    ) -> Result<&'a [Cell<T>], KernelFault> {
-        self.read_rows(address, [1, 1], [count, step])
-    }
-
-    /// Like [`Launch::read_strided`], for elements to be written.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelFault`] under the conditions of [`Launch::write`], from the first element to the last.
-    pub fn write_strided<T: Pod>(
-        &self,
-        address: u64,
-        count: usize,
-        step: usize,
-    ) -> Result<&'a [Cell<T>], KernelFault> {
-        self.write_rows(address, [1, 1], [count, step])
-    }
-
-    /// Like [`Launch::read_strided`], for a number of rows that begin `pitch` elements apart: `[row_count, pitch]`, then
-    /// `[count, step]` of each row.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelFault`] under the conditions of [`Launch::read`], from the first element to the last, and if a row reaches into the next.
-    pub fn read_rows<T: Pod>(
-        &self,
-        address: u64,
-        rows: [usize; 2],
-        elements: [usize; 2],
-    ) -> Result<&'a [Cell<T>], KernelFault> {
-        self.rows(false, address, rows, elements)
-    }
-
-    /// Like [`Launch::read_rows`], for elements to be written.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelFault`] under the conditions of [`Launch::write`], from the first element to the last, and if a row reaches into the next.
-    pub fn write_rows<T: Pod>(
-        &self,
-        address: u64,
-        rows: [usize; 2],
-        elements: [usize; 2],
-    ) -> Result<&'a [Cell<T>], KernelFault> {
-        self.rows(true, address, rows, elements)
-    }
-
-    fn rows<T: Pod>(
-        &self,
-        is_write: bool,
-        address: u64,
-        rows: [usize; 2],
-        elements: [usize; 2],
-    ) -> Result<&'a [Cell<T>], KernelFault> {
-        let row_reach = reach(elements);
-        if rows[0] > 1 && row_reach > rows[1] {
-            let text = format!("it requests rows of {row_reach} elements, {} apart", rows[1]);
-            return Err(KernelFault::new(text));
-        }
-        let len = if row_reach == 0 { 0 } else { reach(rows).saturating_add(row_reach - 1) };
-        let element_bytes = size_of::<T>() as u64;
-        let layout = ElementLayout::new(element_bytes, rows.map(|n| n as u64), elements.map(|n| n as u64));
-        self.range(is_write, address, if rows[0] == 0 { 0 } else { len }, layout)
-    }
-
-    fn range<T: Pod>(
-        &self,
-        is_write: bool,
-        address: u64,
-        len: usize,
-        layout: ElementLayout,
-    ) -> Result<&'a [Cell<T>], KernelFault> {
+    fn range<T: Pod>(&self, is_write: bool, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
         if len == 0 {
             return Ok(&[]);
         }
         let (cells, bytes, _) = self.cells(is_write, address, len)?;
         let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         self.queued.declared_part(&(address..address.saturating_add(size_bytes)), is_write)?;
-        self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes, layout });
+        self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes });
         Ok(cells)
     }
 
@@ -486,11 +337,6 @@ impl<'a> Launch<'a> {
         // bits.
         Some(unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<Cell<T>>(), len) })
     }
-}
-
-/// The number of elements from the first to the last.
-fn reach([count, step]: [usize; 2]) -> usize {
-    count.checked_sub(1).map_or(0, |last| last.saturating_mul(step).saturating_add(1))
 }
 
 /// The memory of a kernel that runs from its text.

@@ -1,7 +1,7 @@
 //! Images of modules, strings and options of compilations, as callers pass them.
 
 use crate::base::codes::{Answer, FILE_NOT_FOUND, INVALID_VALUE};
-use crate::device::compiler_log::{CompilerLog, CompilerLogs};
+use crate::device::compiler_options::{CompilerLog, CompilerOptions};
 use crate::device::fat_binary;
 use crate::device::image::{self, ELF_MAGIC};
 use crate::entry::argument::{put_at, take_at};
@@ -78,18 +78,17 @@ unsafe fn begins_with(source: *const u8, magic: [u8; 4]) -> bool {
     magic.iter().enumerate().all(|(index, byte)| unsafe { source.add(index).read() } == *byte)
 }
 
-/// The buffers for messages among the options of a compilation. Other options have no effect, `CU_JIT_TARGET` among them: nothing is
-/// compiled for a target here.
+/// The options of a compilation. Those that tell a compiler how to make machine code have no effect: none is made here.
 ///
 /// # Safety
 ///
 /// Null, or as many options and values as the count says.
-pub(crate) unsafe fn logs(
+pub(crate) unsafe fn compiler_options(
     count: c_uint,
     options: *const CUjit_option,
     values: *mut *mut c_void,
-) -> Answer<CompilerLogs> {
-    let mut logs = CompilerLogs::default();
+) -> Answer<CompilerOptions> {
+    let mut found = CompilerOptions::default();
     for index in 0..count as usize {
         let place = values.wrapping_add(index);
         // SAFETY: the caller guarantees `count` options and values; null is refused.
@@ -100,18 +99,20 @@ pub(crate) unsafe fn logs(
             (take_at(options.add(index))?, take_at(place)?)
         };
         match option {
-            CUjit_option::CU_JIT_INFO_LOG_BUFFER => logs.info.buffer = value.cast(),
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER => logs.error.buffer = value.cast(),
-            CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES => set_size(&mut logs.info, place, value),
-            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => set_size(&mut logs.error, place, value),
+            CUjit_option::CU_JIT_INFO_LOG_BUFFER => found.info.buffer = value.cast(),
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER => found.error.buffer = value.cast(),
+            CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES => set_size(&mut found.info, place, value),
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => set_size(&mut found.error, place, value),
             // Compilations take no time here.
             // SAFETY: the value of this option is a place for a number.
             CUjit_option::CU_JIT_WALL_TIME => unsafe { put_at(place.cast::<f32>(), 0.0)? },
+            // Above the capability, the number has a flag for features of one architecture or family.
+            CUjit_option::CU_JIT_TARGET => found.target = Some(value.addr() as u32 & 0xFFFF),
             other if other.0 < CUjit_option::CU_JIT_NUM_OPTIONS.0 => {}
             _ => return Err(INVALID_VALUE),
         }
     }
-    Ok(logs)
+    Ok(found)
 }
 
 /// A size is an `unsigned int` in the place of a pointer.
@@ -123,23 +124,24 @@ fn set_size(log: &mut CompilerLog, place: *mut *mut c_void, value: *mut c_void) 
 /// to the findings.
 pub(crate) fn parse(
     call: &mut Call<'_>,
-    logs: &mut CompilerLogs,
+    options: &mut CompilerOptions,
     image: &[u8],
 ) -> Answer<Arc<gpumem_ptx::Module>> {
     let parsed = image::text(image).and_then(|text| {
         let module = image::parse(&text)?;
+        image::check_target(&module, options.target)?;
         image::check_defined(&module, |name| call.kernels.contains_key(name))?;
         Ok(module)
     });
     match parsed {
         Ok(module) => {
             let notes = image::notes(&module, |name| call.kernels.contains_key(name));
-            logs.info.add(&notes.join("\n"));
+            options.info.add(&notes.join("\n"));
             call.note_kernels(&notes);
             Ok(module)
         }
         Err(error) => {
-            logs.error.add(&error.text);
+            options.error.add(&error.text);
             Err(call.note_image(&error))
         }
     }

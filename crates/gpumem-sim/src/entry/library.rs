@@ -5,7 +5,7 @@ use crate::base::handle::Handle;
 use crate::entry::argument::{Target, check_place, put, put_at, put_if_wanted, take_at};
 use crate::entry::call::Call;
 use crate::entry::entries;
-use crate::entry::image::{bytes, file, logs, parse, text};
+use crate::entry::image::{bytes, compiler_options, file, parse, text};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use gpumem_sys::Table;
 use gpumem_sys::types::{
@@ -157,10 +157,10 @@ unsafe fn load(
 ) -> Answer<()> {
     check_place(target)?;
     // SAFETY: the caller guarantees the options and their values.
-    let mut logs = unsafe { logs(count, options, values)? };
-    let parsed = parse(call, &mut logs, image);
+    let mut options = unsafe { compiler_options(count, options, values)? };
+    let parsed = parse(call, &mut options, image);
     // SAFETY: the buffers are the caller's for this call.
-    unsafe { logs.write() };
+    unsafe { options.write() };
     put(target, call.library_load(parsed?)?.to_ptr())
 }
 

@@ -7,7 +7,7 @@ use crate::device::linker::Link;
 use crate::entry::argument::{Target, check_place, put, put_if_wanted};
 use crate::entry::call::Call;
 use crate::entry::entries;
-use crate::entry::image::{file, logs, text};
+use crate::entry::image::{compiler_options, file, text};
 use core::ffi::{c_char, c_uint, c_void};
 use core::slice;
 use gpumem_sys::Table;
@@ -24,8 +24,8 @@ entries! {
         check_place(target)?;
         call.context(call.thread)?;
         // SAFETY: there are as many options, each with its value.
-        let logs = unsafe { logs(option_count, options, option_values)? };
-        put(target, call.link_create(logs)?.to_ptr())
+        let options = unsafe { compiler_options(option_count, options, option_values)? };
+        put(target, call.link_create(options)?.to_ptr())
     }
 
     fn cuLinkAddData_v2(
@@ -44,7 +44,7 @@ entries! {
         }
         // SAFETY: there are as many bytes and options as the caller says, and the name is null or a string.
         unsafe {
-            logs(option_count, options, option_values)?;
+            compiler_options(option_count, options, option_values)?;
             let name = if name.is_null() { c"" } else { text(name)? }.to_string_lossy();
             let image = slice::from_raw_parts(data.cast(), size_bytes);
             add(call, Handle::from_ptr(state), kind, &name, image)
@@ -62,7 +62,7 @@ entries! {
     ) {
         // SAFETY: there are as many options as the caller says, and the path is null or a string.
         unsafe {
-            logs(option_count, options, option_values)?;
+            compiler_options(option_count, options, option_values)?;
             let (name, image) = (text(path)?.to_string_lossy(), file(path)?);
             add(call, Handle::from_ptr(state), kind, &name, &image)
         }
@@ -105,9 +105,9 @@ fn run<T>(
     let link = call.link(handle)?;
     let done = step(link);
     if let Err(error) = &done {
-        link.logs.error.add(&error.text);
+        link.options.error.add(&error.text);
     }
     // SAFETY: the program has lent the buffers for as long as the link lives.
-    unsafe { link.logs.write() };
+    unsafe { link.options.write() };
     done.map_err(|error| call.note_image(&error))
 }

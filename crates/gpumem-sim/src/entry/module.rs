@@ -2,13 +2,13 @@
 
 use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::base::handle::Handle;
-use crate::device::compiler_log::CompilerLogs;
+use crate::device::compiler_options::CompilerOptions;
 use crate::device::image::ImageError;
 use crate::device::module::Shape;
 use crate::entry::argument::{Source, Target, check_place, put, put_if_wanted, take, take_at};
 use crate::entry::call::Call;
 use crate::entry::entries;
-use crate::entry::image::{bytes, file, logs, parse, text};
+use crate::entry::image::{bytes, compiler_options, file, parse, text};
 use crate::machine::Machine;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
@@ -26,7 +26,7 @@ entries! {
         let context = call.context(call.thread)?;
         // SAFETY: the caller has a string there that ends in NUL.
         let image = unsafe { file(path)? };
-        let parsed = parse(call, &mut CompilerLogs::default(), &image)?;
+        let parsed = parse(call, &mut CompilerOptions::default(), &image)?;
         put(target, call.module_load(context, parsed)?.to_ptr())
     }
 
@@ -35,7 +35,7 @@ entries! {
         let context = call.context(call.thread)?;
         // SAFETY: the caller has an image there.
         let image = unsafe { bytes(image)? };
-        let parsed = parse(call, &mut CompilerLogs::default(), image)?;
+        let parsed = parse(call, &mut CompilerOptions::default(), image)?;
         put(target, call.module_load(context, parsed)?.to_ptr())
     }
 
@@ -44,7 +44,7 @@ entries! {
         let context = call.context(call.thread)?;
         // SAFETY: the caller has an image there.
         let image = unsafe { bytes(image)? };
-        let parsed = parse(call, &mut CompilerLogs::default(), image)?;
+        let parsed = parse(call, &mut CompilerOptions::default(), image)?;
         put(target, call.module_load(context, parsed)?.to_ptr())
     }
 
@@ -59,10 +59,11 @@ entries! {
         check_place(target)?;
         let context = call.context(call.thread)?;
         // SAFETY: there are as many options, each with its value, and the image is the caller's.
-        let (mut logs, image) = unsafe { (logs(option_count, options, option_values)?, bytes(image)?) };
-        let parsed = parse(call, &mut logs, image);
+        let (mut options, image) =
+            unsafe { (compiler_options(option_count, options, option_values)?, bytes(image)?) };
+        let parsed = parse(call, &mut options, image);
         // SAFETY: the buffers are the caller's for this call.
-        unsafe { logs.write() };
+        unsafe { options.write() };
         put(target, call.module_load(context, parsed?)?.to_ptr())
     }
 

@@ -5,11 +5,7 @@
 //!
 //! A reader is dropped when a reader that is ordered after it also reads: a later write that conflicts with the first one
 //! conflicts with the second one, or is ordered after both. A writer is dropped at the next write.
-//!
-//! An access of many elements with gaps between them is one range, with its [`Elements`]. It takes the place of earlier accesses in
-//! its gaps too, so races of later accesses with those are missed; a race that is reported is always one.
 
-use crate::base::elements::Elements;
 use crate::base::handle::Handle;
 use crate::order::clock::Epoch;
 use crate::report::finding::AccessKind;
@@ -30,19 +26,6 @@ pub(crate) struct Trace {
     pub(crate) call: u64,
     /// The address of byte 0 of this process's memory in the mapping of the access: distinguishes mappings of one memory.
     pub(crate) shift: u64,
-    /// The accessed bytes of its range, if there are gaps between them.
-    pub(crate) elements: Option<Elements>,
-}
-
-impl Trace {
-    /// True if this access and another one, of the same range, have bytes in common.
-    fn meets(&self, other: &Self, range: Range<u64>) -> bool {
-        match (self.elements, other.elements) {
-            (None, None) => true,
-            (Some(elements), None) | (None, Some(elements)) => elements.within(range).next().is_some(),
-            (Some(own), Some(others)) => own.within(range).any(|part| others.within(part).next().is_some()),
-        }
-    }
 }
 
 /// The histories of all bytes that were accessed.
@@ -72,12 +55,12 @@ impl Shadow {
         conflicts: &mut Vec<Conflict>,
     ) {
         if let Some(history) = self.ranges.get_mut(&bytes.start).filter(|history| history.end == bytes.end) {
-            history.check(bytes.start, true, Some(&trace), &is_ordered, conflicts);
+            history.check(bytes.start, true, &is_ordered, conflicts);
             history.write = Some(trace);
             history.reads.clear();
             return;
         }
-        self.replace(bytes.clone(), Some(&trace), &is_ordered, conflicts);
+        self.check_and_clear(bytes.clone(), &is_ordered, conflicts);
         self.ranges.insert(bytes.start, History { end: bytes.end, write: Some(trace), reads: Vec::new() });
         self.merge(bytes.start);
     }
@@ -99,7 +82,7 @@ impl Shadow {
                 gaps.push(at..start);
             }
             at = history.end;
-            history.check(start, false, Some(&trace), &is_ordered, conflicts);
+            history.check(start, false, &is_ordered, conflicts);
             history.reads.retain(|read| !is_ordered(read.epoch));
             history.reads.push(trace.clone());
         }
@@ -125,22 +108,11 @@ impl Shadow {
         is_ordered: impl Fn(Epoch) -> bool,
         conflicts: &mut Vec<Conflict>,
     ) {
-        self.replace(bytes, None, is_ordered, conflicts);
-    }
-
-    /// Ends the history of the bytes for an access that takes its place; `None` for one of all bytes.
-    fn replace(
-        &mut self,
-        bytes: Range<u64>,
-        by: Option<&Trace>,
-        is_ordered: impl Fn(Epoch) -> bool,
-        conflicts: &mut Vec<Conflict>,
-    ) {
         self.split(bytes.start);
         self.split(bytes.end);
         while let Some((&start, _)) = self.ranges.range(bytes.clone()).next() {
             if let Some(history) = self.ranges.remove(&start) {
-                history.check(start, true, by, &is_ordered, conflicts);
+                history.check(start, true, &is_ordered, conflicts);
             }
         }
     }
@@ -199,19 +171,16 @@ impl Shadow {
 }
 
 impl History {
-    /// Compares its accesses with a later one; `None` for one of all bytes.
+    /// Compares its accesses with a later one.
     fn check(
         &self,
         start: u64,
         is_write: bool,
-        later: Option<&Trace>,
         is_ordered: impl Fn(Epoch) -> bool,
         conflicts: &mut Vec<Conflict>,
     ) {
         let reads = self.reads.iter().filter(|_| is_write);
-        let is_shared = |trace: &&Trace| later.is_none_or(|later| trace.meets(later, start..self.end));
-        let unordered =
-            self.write.iter().chain(reads).filter(|trace| !is_ordered(trace.epoch)).filter(is_shared);
+        let unordered = self.write.iter().chain(reads).filter(|trace| !is_ordered(trace.epoch));
         conflicts.extend(unordered.map(|trace| (start..self.end, trace.clone())));
     }
 }
@@ -231,54 +200,6 @@ mod tests {
             position: time,
             call: time,
             shift: 0,
-            elements: None,
-        }
-    }
-
-    /// Elements of 2 bytes, each a row.
-    fn single(start: u64, pitch_bytes: u64) -> Elements {
-        Elements { start, element_bytes: 2, step_bytes: 2, row_len: 1, pitch_bytes }
-    }
-
-    /// Elements of 2 bytes in every 6.
-    fn with_gaps(trace: Trace, start: u64) -> Trace {
-        Trace { elements: Some(single(start, 6)), ..trace }
-    }
-
-    #[test]
-    fn elements_in_the_gaps_of_others_do_not_conflict() {
-        for (first, second, is_race) in
-            [(0, 2, false), (0, 4, false), (0, 6, true), (0, 1, true), (5, 2, false), (5, 6, true)]
-        {
-            let (mut shadow, mut conflicts) = (Shadow::default(), Vec::new());
-            shadow.write(100 + first..160, with_gaps(trace(0, 1), 100 + first), |_| false, &mut conflicts);
-            shadow.read(100 + second..160, with_gaps(trace(1, 1), 100 + second), |_| false, &mut conflicts);
-            assert_eq!(!conflicts.is_empty(), is_race, "{first} {second}");
-        }
-    }
-
-    #[test]
-    fn an_access_in_a_gap_does_not_conflict() {
-        for (bytes, is_race) in
-            [(2..6, false), (2..7, true), (1..2, true), (56..60, false), (53..57, true), (0..60, true)]
-        {
-            let (mut shadow, mut conflicts) = (Shadow::default(), Vec::new());
-            shadow.write(0..60, with_gaps(trace(0, 1), 0), |_| false, &mut conflicts);
-            shadow.write(bytes.clone(), trace(1, 1), |_| false, &mut conflicts);
-            assert_eq!(!conflicts.is_empty(), is_race, "{bytes:?}");
-        }
-    }
-
-    /// Steps of 6 and 10 bytes: elements meet at byte 30 for the first time.
-    #[test]
-    fn elements_with_different_steps_conflict_where_they_meet() {
-        let other = single(10, 10);
-        for (end, is_race) in [(30, false), (32, true), (60, true)] {
-            let (mut shadow, mut conflicts) = (Shadow::default(), Vec::new());
-            shadow.write(0..end, with_gaps(trace(0, 1), 0), |_| false, &mut conflicts);
-            let trace = Trace { elements: Some(other), ..trace(1, 1) };
-            shadow.write(20..end, trace, |_| false, &mut conflicts);
-            assert_eq!(!conflicts.is_empty(), is_race, "{end}");
         }
     }
 

@@ -210,16 +210,40 @@ fn kernels_that_cannot_run_are_found_at_the_load() {
     assert!(many[0].ends_with(&format!("{}; and 4 other kernels cannot", cannot(4))), "{many:?}");
 }
 
+const TARGET: CUjit_option = CUjit_option::CU_JIT_TARGET;
+
+/// Loads a text with one option.
+fn load_with(gpu: &Machine, text: &CStr, mut option: CUjit_option, value: usize) -> Result<(), DriverError> {
+    let (mut module, mut value) = (null_mut(), std::ptr::without_provenance_mut(value));
+    // SAFETY: pointers are to locals that outlive the call, and the option has a number.
+    unsafe { gpu.cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 1, &mut option, &mut value) }
+}
+
+#[test]
+fn a_target_is_the_devices_or_refused() {
+    let gpu = seeded(1);
+    let text = c".version 8.0\n.target sm_80";
+    for target in [CUjit_target::CU_TARGET_COMPUTE_90, CUjit_target::CU_TARGET_COMPUTE_90A] {
+        load_with(&gpu, text, TARGET, target.0 as usize).unwrap();
+    }
+    for (target, reason) in [
+        (CUjit_target::CU_TARGET_COMPUTE_70, "the PTX is for sm_80, and CU_JIT_TARGET asks for sm_70"),
+        (CUjit_target::CU_TARGET_COMPUTE_80, "CU_JIT_TARGET asks for sm_80, and the device has sm_90"),
+        (CUjit_target::CU_TARGET_COMPUTE_120A, "CU_JIT_TARGET asks for sm_120, and the device has sm_90"),
+    ] {
+        let refused = load_with(&gpu, text, TARGET, target.0 as usize);
+        assert_eq!(code(refused), CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+        let report = gpu.sim().report();
+        assert!(report.to_string().contains(reason), "{report}");
+    }
+}
+
 #[test]
 fn options_are_known_or_refused() {
     let gpu = seeded(1);
     let text = c".version 8.0\n.target sm_70";
-    let with = |option: u32| {
-        let (mut module, mut option, mut value) = (null_mut(), CUjit_option_enum(option), null_mut());
-        // SAFETY: pointers are to locals that outlive the call.
-        unsafe { gpu.cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 1, &mut option, &mut value) }
-    };
-    for option in 0..CUjit_option::CU_JIT_NUM_OPTIONS.0 {
+    let with = |option: u32| load_with(&gpu, text, CUjit_option_enum(option), 0);
+    for option in (0..CUjit_option::CU_JIT_NUM_OPTIONS.0).filter(|option| *option != TARGET.0) {
         // A null buffer for a log is none.
         with(option).unwrap();
     }

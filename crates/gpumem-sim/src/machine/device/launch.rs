@@ -12,7 +12,6 @@ use crate::machine::Machine;
 use crate::machine::device::view::View;
 use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
 use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind, KernelPlace};
-use core::ops::Range;
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -154,12 +153,7 @@ impl Machine {
                     && let Some(found) = self.memory.live(at, 1)
                 {
                     let end = found.end().min(range.end);
-                    self.note_access(
-                        is_write,
-                        kind(Arc::clone(name)),
-                        (at, end - at, found.bytes_at(at)),
-                        None,
-                    );
+                    self.note_access(is_write, kind(Arc::clone(name)), at, end - at, found.bytes_at(at));
                     at = end;
                 }
             }
@@ -178,11 +172,9 @@ impl Machine {
         }
         for is_write in [false, true] {
             for touch in touched.iter().filter(|touch| touch.is_write == is_write) {
-                for Range { start, end } in touch.runs() {
-                    let run = (touch.address + start, end - start, touch.bytes.at(start));
-                    let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
-                    self.note_access(is_write, kind(Arc::clone(name)), run, touch.elements());
-                }
+                let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
+                let Touch { address, size_bytes, bytes, .. } = *touch;
+                self.note_access(is_write, kind(Arc::clone(name)), address, size_bytes, bytes);
             }
         }
     }

@@ -2,14 +2,14 @@
 
 use crate::base::codes::{Answer, INVALID_HANDLE};
 use crate::base::handle::Handle;
-use crate::device::compiler_log::CompilerLogs;
+use crate::device::compiler_options::CompilerOptions;
 use crate::device::image::{self, ImageError};
 use crate::device::linker::Link;
 use crate::machine::Machine;
 
 impl Machine {
-    pub(crate) fn link_create(&mut self, logs: CompilerLogs) -> Answer<Handle> {
-        self.links.insert(Link { inputs: Vec::new(), logs, image: None })
+    pub(crate) fn link_create(&mut self, options: CompilerOptions) -> Answer<Handle> {
+        self.links.insert(Link { inputs: Vec::new(), options, image: None })
     }
 
     pub(crate) fn link(&mut self, handle: Handle) -> Answer<&mut Link> {
@@ -21,7 +21,8 @@ impl Link {
     /// Adds an image, if its text can be parsed.
     pub(crate) fn add(&mut self, name: &str, image: &[u8]) -> Result<(), ImageError> {
         let text = image::text(image)?;
-        image::parse(&text)?;
+        let module = image::parse(&text)?;
+        image::check_target(&module, self.options.target)?;
         self.inputs.push((name.into(), text.into_owned()));
         Ok(())
     }
@@ -39,7 +40,7 @@ impl Link {
         let text = image::linked(self.inputs.iter().map(|(_, text)| text.as_str()));
         let module = image::parse(&text)?;
         image::check_defined(&module, |_| false)?;
-        self.logs.info.add(&image::notes(&module, |_| false).join("\n"));
+        self.options.info.add(&image::notes(&module, |_| false).join("\n"));
         Ok((text + "\0").into_bytes().into())
     }
 }

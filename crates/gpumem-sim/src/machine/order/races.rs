@@ -2,7 +2,6 @@
 
 use crate::backing::Bytes;
 use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE};
-use crate::base::elements::Elements;
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::machine::stream::execute::Fault;
@@ -18,37 +17,30 @@ use gpumem_sys::types::CUresult;
 impl Machine {
     /// Notes that the running operation reads device or pinned memory.
     pub(crate) fn note_read(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
-        self.note_access(false, kind, (address, size_bytes, bytes), None);
+        self.note_access(false, kind, address, size_bytes, bytes);
     }
 
     /// Notes that the running operation writes device or pinned memory.
     pub(crate) fn note_write(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
-        self.note_access(true, kind, (address, size_bytes, bytes), None);
+        self.note_access(true, kind, address, size_bytes, bytes);
     }
 
-    /// Notes that the running operation accesses device or pinned memory: `elements` by their addresses if there are gaps between them.
+    /// Notes that the running operation accesses device or pinned memory.
     pub(crate) fn note_access(
         &mut self,
         is_write: bool,
         kind: AccessKind,
-        (address, size_bytes, bytes): (u64, u64, Bytes),
-        elements: Option<Elements>,
+        address: u64,
+        size_bytes: u64,
+        bytes: Bytes,
     ) {
         self.each_piece(&kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_piece(is_write, &kind, address, range, elements);
+            machine.note_piece(is_write, &kind, address, range);
         });
     }
 
-    fn note_piece(
-        &mut self,
-        is_write: bool,
-        kind: &AccessKind,
-        address: u64,
-        range: Range<u64>,
-        elements: Option<Elements>,
-    ) {
-        let Some(mut trace) = self.trace(kind.clone(), address, &range) else { return };
-        trace.elements = elements.map(|elements| elements.before(trace.shift));
+    fn note_piece(&mut self, is_write: bool, kind: &AccessKind, address: u64, range: Range<u64>) {
+        let Some(trace) = self.trace(kind.clone(), address, &range) else { return };
         let is_host = !crate::base::address::is_device_address(address);
         let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
         else {
@@ -88,8 +80,7 @@ impl Machine {
         }
         let shift = address.wrapping_sub(range.start);
         let epoch = Epoch { stream_index: HOST, time: call };
-        let trace =
-            Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift, elements: None };
+        let trace = Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift };
         let Races { clocks, shadow, .. } = races;
         let is_ordered = |epoch: Epoch| epoch.stream_index == HOST || clocks.host.covers(epoch);
         let mut conflicts = Vec::new();
@@ -205,7 +196,6 @@ impl Machine {
             position: running.position,
             call: running.call,
             shift: address.wrapping_sub(range.start),
-            elements: None,
         })
     }
 

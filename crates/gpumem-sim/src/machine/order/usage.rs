@@ -75,15 +75,6 @@ impl Machine {
     fn host_trace(&self, kind: AccessKind, address: u64) -> Trace {
         let call = self.call_count;
         let epoch = Epoch { stream_index: HOST, time: call };
-        Trace {
-            epoch,
-            kind,
-            stream: None,
-            stream_number: 0,
-            position: 0,
-            call,
-            shift: address,
-            elements: None,
-        }
+        Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift: address }
     }
 }

@@ -1,13 +1,15 @@
-//! The buffers for the messages of a compilation, which a program passes as options.
+//! The options of a compilation: buffers of the program for its messages, and a target.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
 
-/// The buffers of one compilation or link.
+/// The buffers of one compilation or link, and its target.
 #[derive(Default)]
-pub(crate) struct CompilerLogs {
+pub(crate) struct CompilerOptions {
     pub(crate) info: CompilerLog,
     pub(crate) error: CompilerLog,
+    /// The compute capability to compile for, as `major * 10 + minor`; `None` for the device's.
+    pub(crate) target: Option<u32>,
 }
 
 /// A buffer of the program, and what was written to it.
@@ -29,7 +31,7 @@ impl Default for CompilerLog {
 // SAFETY: the program lends buffer and place to the driver, whatever thread calls it, for as long as the object with this log lives.
 unsafe impl Send for CompilerLog {}
 
-impl CompilerLogs {
+impl CompilerOptions {
     /// Writes both logs to their buffers.
     ///
     /// # Safety
