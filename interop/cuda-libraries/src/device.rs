@@ -69,7 +69,7 @@ unsafe extern "C" fn cudaFuncGetAttributes(target: *mut Attributes, function: *c
 }
 
 fn attributes(kernel: Kernel) -> Result<Attributes, Code> {
-    let size = |attribute| Ok(kernel.attribute(attribute)? as usize);
+    let size = |attribute| kernel.attribute(attribute).map(|bytes| bytes as usize);
     let mut others = [0; 13];
     for (value, attribute) in others.iter_mut().zip(OTHERS) {
         *value = kernel.attribute(attribute)?;
