@@ -666,6 +666,8 @@ const CASES: &[fn(&Driver)] = &[
     products_f64,
     products_i32,
     products_i64,
+    matrices,
+    sparse_matrices,
     reductions_f32,
     reductions_f64,
     reductions_i32,

@@ -728,7 +728,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "handles of the driver, of devices and streams",
         "array::GpuGraph array::GraphLaunch array::Launched array::LentSlice \
-      array::Module pool::Block device::BorrowedHostMemory pool::Capture device::Completion device::Event pool::ForeignCaptures pool::Graph \
+      array::Cublas array::Module pool::Block device::BorrowedHostMemory pool::Capture device::Completion device::Event pool::ForeignCaptures pool::Graph \
       pool::GraphExec device::HostMemory pool::ImportedBlock sim::Sim sys::Driver",
     ),
     (

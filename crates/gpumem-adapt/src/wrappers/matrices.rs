@@ -285,9 +285,9 @@ macro_rules! transposes {
             pub fn dot<B: AsView<Elem = T>>(
                 &self,
                 right: &B,
-            ) -> Result<GpuArray<T, <Ix2 as DotWith<B::Dim, T>>::Dim>, ArrayError>
+            ) -> Result<GpuArray<T, <B::Dim as DotWith<Ix2, T>>::Dim>, ArrayError>
             where
-                Ix2: DotWith<B::Dim, T>,
+                B::Dim: DotWith<Ix2, T>,
             {
                 self.array.t().dot(right)
             }

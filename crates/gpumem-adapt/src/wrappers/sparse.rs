@@ -209,7 +209,7 @@ macro_rules! products {
             ///   [`GpuArray::dot`].
             pub fn dot<B: AsView<Elem = T>>(&self, right: &B) -> Result<GpuArray<T, B::Dim>, ArrayError>
             where
-                Ix2: DotWith<B::Dim, T, Dim = B::Dim>,
+                B::Dim: DotWith<Ix2, T, Dim = B::Dim>,
             {
                 let indices = [&self.offsets.view(), &self.indices.view()];
                 compressed_rows_product(self.shape, indices, &self.values.view(), &right.as_view())

@@ -54,9 +54,9 @@ readers! {
     /// - [`ArrayError::Pool`] if an allocation or a driver call fails.
     /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     #[allow(clippy::type_complexity, reason = "the dimension of the product")]
-    pub fn dot[B: AsView<Elem = T>](view, right: &B) -> Result<GpuArray<T, <D as DotWith<B::Dim, T>>::Dim>, ArrayError>
-    where (D: DotWith<B::Dim, T>) {
-        D::product(view, &right.as_view())
+    pub fn dot[B: AsView<Elem = T>](view, right: &B) -> Result<GpuArray<T, <B::Dim as DotWith<D, T>>::Dim>, ArrayError>
+    where (B::Dim: DotWith<D, T>) {
+        B::Dim::product(view, &right.as_view())
     }
 }
 
@@ -89,20 +89,20 @@ readers! {
     }
 }
 
-/// Dimensions of two operands of [`GpuArray::dot`], with the dimension of the product.
+/// The dimension of a right operand of [`GpuArray::dot`], for a left one of the dimension `L`, with that of the product.
 #[diagnostic::on_unimplemented(
-    message = "`dot` has no product of the dimensions `{Self}` and `{R}` with elements of `{T}`",
-    label = "not a vector or a matrix, or not of such elements",
-    note = "`dot` multiplies vectors of any numbers, and vectors and matrices of `f32`, `f64`, and integers of 32 and 64 bits",
+    message = "`dot` has no product of dimensions `{L}` and `{Self}` with elements of `{T}`",
+    label = "not vectors or matrices of such elements",
+    note = "`dot` multiplies vectors of any numbers, and matrices of `f32`, `f64`, `f16`, `bf16` and integers of 32 and 64 bits",
     note = "`a.matmul(&b)` multiplies stacks of matrices: arrays of more axes, or of `IxDyn`"
 )]
-pub trait DotWith<R: Dimension, T: Element>: Dimension {
+pub trait DotWith<L: Dimension, T: Element>: Dimension {
     /// The dimension of the product.
     type Dim: Dimension;
     #[doc(hidden)]
     fn product(
-        left: &GpuView<'_, T, Self>,
-        right: &GpuView<'_, T, R>,
+        left: &GpuView<'_, T, L>,
+        right: &GpuView<'_, T, Self>,
     ) -> Result<GpuArray<T, Self::Dim>, ArrayError>;
 }
 
@@ -120,7 +120,7 @@ impl<T: Arithmetic> DotWith<Ix1, T> for Ix1 {
     }
 }
 
-impl<T: Factor> DotWith<Ix1, T> for Ix2 {
+impl<T: Factor> DotWith<Ix2, T> for Ix1 {
     type Dim = Ix1;
     fn product(
         left: &GpuView<'_, T, Ix2>,
@@ -143,7 +143,7 @@ impl<T: Factor> DotWith<Ix1, T> for Ix2 {
     }
 }
 
-impl<T: Factor> DotWith<Ix2, T> for Ix1 {
+impl<T: Factor> DotWith<Ix1, T> for Ix2 {
     type Dim = Ix1;
     fn product(
         left: &GpuView<'_, T, Ix1>,
@@ -151,7 +151,7 @@ impl<T: Factor> DotWith<Ix2, T> for Ix1 {
     ) -> Result<GpuArray<T, Ix1>, ArrayError> {
         fits(left, right, left.len(), right.nrows())?;
         let right = right.t();
-        <Ix2 as DotWith<Ix1, T>>::product(&right.on(left.gpu()), left)
+        <Ix1 as DotWith<Ix2, T>>::product(&right.on(left.gpu()), left)
     }
 }
 
