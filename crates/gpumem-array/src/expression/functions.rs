@@ -114,8 +114,9 @@ mod tests {
     fn functions_come_after_what_they_need() {
         let text = texts(&["gpumem_sin_f64".to_owned(), "gpumem_exp_f32".to_owned()]);
         let place = |name: &str| text.find(name).unwrap_or_else(|| panic!("no {name}"));
-        assert!(place("__cudart_sin_cos_coeffs[") < place("gpumem_sin_f64("));
-        assert!(place("__internal_trig_reduction_slowpathd(") < place("gpumem_sin_f64("));
+        assert!(place("__cudart_i2opi_d[") < place("__internal_trig_reduction_slowpathd("));
+        assert!(place("__internal_trig_reduction_slowpathd(") < place("gpumem_trigonometric_f64("));
+        assert!(place("gpumem_trigonometric_f64(") < place("gpumem_sin_f64("));
         assert!(!text.contains("gpumem_cos_f64"));
         assert_eq!(text.matches('{').count(), text.matches('}').count());
     }

@@ -51,17 +51,19 @@ fn sign(signature: &mut Vec<u64>, notes: &Notes, shape: &[usize]) {
     let counts = [targets.len(), elements.len(), notes.array_count(), notes.numbers.len()];
     signature.push(counts.iter().fold(tokens.len() as u64, |word, count| word << 8 | *count as u64));
     signature.push(shape.len() as u64);
-    signature.extend(shape.iter().map(|len| *len as u64));
+    // Few words each, for which a loop takes less time than `extend`.
+    shape.iter().for_each(|len| signature.push(*len as u64));
     for LeafElement { of, argument, address, axes } in targets.iter().chain(elements) {
         let of = of.map_or(0xFF, |of| of as u64);
-        signature.push((axes.len() as u64) << 32 | argument.word() << 16 | of << 8 | address % ALIGNMENT_MAX);
+        signature
+            .push((axes.len() as u64) << 32 | argument.word() << 16 | of << 8 | (address % ALIGNMENT_MAX));
         for (len, stride) in axes {
             signature.push(*len as u64);
             signature.push(*stride as u64);
         }
     }
     let (words, rest) = tokens.as_chunks::<8>();
-    signature.extend(words.iter().map(|word| u64::from_le_bytes(*word)));
+    words.iter().for_each(|word| signature.push(u64::from_le_bytes(*word)));
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
     signature.push(u64::from_le_bytes(last));

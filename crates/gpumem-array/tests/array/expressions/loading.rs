@@ -1,10 +1,12 @@
 //! The first use of an expression: its kernel is loaded once for all threads and `Gpu`s of a device, and only those that need it wait.
 
-use gpumem_array::pool::sys::types::{CUmodule, CUresult};
+use gpumem_array::pool::sys::types::{CUfunction, CUmodule, CUresult, CUstream};
 use gpumem_array::pool::{Device, Pool};
-use gpumem_array::{Gpu, GpuArray};
+use gpumem_array::{Gpu, GpuArray, update};
 use gpumem_sim::SimConfig;
-use std::ffi::{CStr, c_void};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
@@ -30,6 +32,69 @@ unsafe extern "C" fn load(module: *mut CUmodule, image: *const c_void) -> CUresu
     let Some(load) = LOAD.get() else { return CUresult::CUDA_ERROR_UNKNOWN };
     // SAFETY: these are the arguments of the caller.
     unsafe { load(module, image) }
+}
+
+/// The system's allocator, with a count for each thread.
+struct Counted;
+
+thread_local!(static ALLOCATIONS: Cell<usize> = const { Cell::new(0) });
+
+// SAFETY: these are the functions of the system's allocator.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending is not counted.
+        let _ended = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+/// Launches nothing.
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+unsafe extern "C" fn launch(
+    _: CUfunction,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: CUstream,
+    _: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[test]
+fn a_repeated_expression_allocates_nothing() {
+    let sim = gpumem_sim::driver(SimConfig::new()).unwrap();
+    // SAFETY: the function has the signature of the one that it replaces, and queues nothing.
+    let driver = unsafe { sim.with_table(|table| table.cuLaunchKernel = Some(launch)) };
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    // The simulator allocates where a call makes the context current.
+    let _bound = gpu.device().bind().unwrap();
+    let [mut x, mut y] = [(); 2].map(|()| GpuArray::<f32, _>::zeros(&gpu, (3, 5)).unwrap());
+    let row = GpuArray::<f32, _>::zeros(&gpu, 5).unwrap();
+    let allocations = |work: &mut dyn FnMut()| {
+        (0..3).for_each(|_| work());
+        let before = ALLOCATIONS.get();
+        (0..10).for_each(|_| work());
+        ALLOCATIONS.get() - before
+    };
+    assert_eq!(allocations(&mut || y.assign_expr(x.lazy() * 2.0 + (row.lazy() - &row).exp()).unwrap()), 0);
+    assert_eq!(allocations(&mut || y.try_sub_assign(&row).unwrap()), 0);
+    assert_eq!(allocations(&mut || update((&mut x, &mut y), |(x, y)| (x + y, y - &row)).unwrap()), 0);
+    assert_ne!(allocations(&mut || drop(Box::new(0))), 0);
 }
 
 #[test]
