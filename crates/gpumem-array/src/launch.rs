@@ -102,7 +102,7 @@ impl<'a> Launch<'a> {
     #[inline(always)]
     pub fn read<A: AsView + ?Sized>(self, array: &'a A) -> Self {
         let view = array.as_view();
-        let is_standard = view.is_standard_layout();
+        let is_standard = view.layout().is_row_major();
         let launch = self.with_view(view.reads(), view.address());
         if is_standard { launch } else { launch.without_order(view.layout()) }
     }
@@ -139,7 +139,7 @@ impl<'a> Launch<'a> {
     #[inline(always)]
     pub fn write<A: AsViewMut + ?Sized>(self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
-        let is_standard = view.is_standard_layout();
+        let is_standard = view.layout().is_row_major();
         let launch = self.with_view(view.writes(), view.address());
         if is_standard { launch } else { launch.without_order(view.layout()) }
     }

@@ -147,6 +147,19 @@ impl<D: Dimension> Layout<D> {
             }
     }
 
+    /// True if the elements are contiguous in row-major order: for launches, where it costs less than [`Layout::is_dense`].
+    #[inline]
+    pub(crate) fn is_row_major(&self) -> bool {
+        let mut expected = 1_usize;
+        for (len, stride) in self.dim.slice().iter().zip(self.strides.slice()).rev() {
+            if *len != 1 && *stride != expected {
+                return self.len() == 0;
+            }
+            expected = expected.wrapping_mul(*len);
+        }
+        true
+    }
+
     /// An order in which both are contiguous.
     pub(crate) fn common_order<E: Dimension>(&self, other: &Layout<E>) -> Option<ElementOrder> {
         [ElementOrder::Row, ElementOrder::Column]
