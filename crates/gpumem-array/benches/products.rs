@@ -43,9 +43,9 @@ struct Bench<'a> {
 
 /// Elements of this bench.
 #[cfg(feature = "cudarc")]
-trait Element: Factor + gpumem_array::cudarc::CublasElement {}
+trait Element: Factor + gpumem_array::CublasElement {}
 #[cfg(feature = "cudarc")]
-impl<T: Factor + gpumem_array::cudarc::CublasElement> Element for T {}
+impl<T: Factor + gpumem_array::CublasElement> Element for T {}
 #[cfg(not(feature = "cudarc"))]
 trait Element: Factor {}
 #[cfg(not(feature = "cudarc"))]
@@ -67,7 +67,7 @@ impl Bench<'_> {
         print(&format!("{name}, ours, transposed"), turned, work);
         #[cfg(feature = "cudarc")]
         if self.has_cublas() {
-            let blas = gpumem_array::cudarc::Cublas::new(self.gpu)?;
+            let blas = gpumem_array::Cublas::new(self.gpu)?;
             let theirs = self.time(|| blas.dot(&a, &b).map(drop))?;
             print(&format!("{name}, Cublas"), theirs, work);
             let c = GpuArray::<T, _>::zeros(self.gpu, (1, rows, columns))?;

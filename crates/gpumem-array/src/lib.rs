@@ -89,6 +89,8 @@ pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, GraphScalar, Launched, Number
 pub use kernel::source::KernelSource;
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
+#[cfg(feature = "cudarc")]
+pub use ops::{Cublas, CublasElement};
 pub use ops::{DotWith, Indices, Random, RandomNormal, Rng};
 
 #[cfg(feature = "sim")]

@@ -14,6 +14,8 @@ mod resize;
 
 pub use indices::Indices;
 pub use product::DotWith;
+#[cfg(feature = "cudarc")]
+pub use product::blas::{Cublas, CublasElement};
 pub use product::sparse::product as compressed_rows_product;
 pub use random::{Random, RandomNormal, Rng};
 

@@ -1,5 +1,8 @@
 //! Products of vectors and matrices: `dot` as in `ndarray`, and `matmul` for stacks of matrices as in NumPy.
 
+#[cfg(feature = "cudarc")]
+#[allow(unsafe_code)] // calls of cuBLAS
+pub(crate) mod blas;
 mod matrix;
 pub(crate) mod sparse;
 mod vector;

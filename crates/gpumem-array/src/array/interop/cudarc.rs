@@ -40,8 +40,6 @@
 //!   stream before the source is changed or dropped, even if the source is an array.
 //! - [`CudaContext::per_thread_stream`] cannot be shared: its handle means a different stream on each thread.
 
-mod blas;
-
 use crate::array::foreign::{check_runs, lend_to, sealed};
 use crate::array::{AsView, AsViewMut, GpuArray, OnStream, ReadOn, WriteOn};
 use crate::element::Element;
@@ -59,7 +57,6 @@ use ::cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
     DriverError as TheirError, LaunchArgs, PushKernelArg, SyncOnDrop,
 };
-pub use blas::{Cublas, CublasElement};
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::panic::AssertUnwindSafe;

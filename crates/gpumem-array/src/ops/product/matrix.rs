@@ -23,7 +23,7 @@ pub(super) fn product<T: Factor>(
         [strides.next().unwrap_or(0), strides.next().unwrap_or(0)]
     });
     let result = Ix2(lengths.rows, lengths.columns);
-    multiply(left, right, &Work { lengths, steps, stacks: &[], operation: "dot" }, result)
+    multiply(left, right, &ProductWork { lengths, steps, stacks: &[], operation: "dot" }, result)
 }
 
 /// The products of stacks of matrices.
@@ -67,12 +67,12 @@ pub(super) fn stacks<T: Factor, D: Dimension + DimMax<E>, E: Dimension>(
             _ => return Err(refused("before the last two axes, lengths must be equal or 1")),
         };
         dim[outer_count - 1 - axis] = len;
-        push(&mut outer, Outer { len, steps: [left_step, right_step] });
+        push(&mut outer, StackAxis { len, steps: [left_step, right_step] });
     }
     (dim[outer_count], dim[outer_count + 1]) = (*rows, *columns);
     let lengths = Lengths { rows: *rows, columns: *columns, terms: *terms };
     let steps = [[left_strides[1], left_strides[0]], [right_strides[1], right_strides[0]]];
-    multiply(left, right, &Work { lengths, steps, stacks: &outer, operation: "matmul" }, dim)
+    multiply(left, right, &ProductWork { lengths, steps, stacks: &outer, operation: "matmul" }, dim)
 }
 
 /// The lengths of the axes of a product.
@@ -85,13 +85,13 @@ struct Lengths {
 }
 
 /// An axis along which matrices are stacked, with the steps of the left and the right operand.
-struct Outer {
+struct StackAxis {
     len: usize,
     steps: [isize; 2],
 }
 
 /// Adds an axis, merged with the one before if both are one in memory.
-fn push(outer: &mut Vec<Outer>, axis: Outer) {
+fn push(outer: &mut Vec<StackAxis>, axis: StackAxis) {
     if axis.len == 1 {
         return;
     }
@@ -107,19 +107,19 @@ fn push(outer: &mut Vec<Outer>, axis: Outer) {
 }
 
 /// What the kernel multiplies.
-struct Work<'a> {
+struct ProductWork<'a> {
     lengths: Lengths,
     /// The steps of the rows and the columns of both operands.
     steps: [[isize; 2]; 2],
     /// From the fastest to the slowest.
-    stacks: &'a [Outer],
+    stacks: &'a [StackAxis],
     operation: &'static str,
 }
 
 fn multiply<T: Factor, D: Dimension, E: Dimension, F: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
-    work: &Work<'_>,
+    work: &ProductWork<'_>,
     dim: F,
 ) -> Result<GpuArray<T, F>, ArrayError> {
     let gpu = left.gpu();
@@ -154,7 +154,7 @@ fn multiply<T: Factor, D: Dimension, E: Dimension, F: Dimension>(
 fn summed<T: Factor, S: Factor, D: Dimension, E: Dimension, F: Dimension>(
     left: &GpuView<'_, T, D>,
     right: &GpuView<'_, T, E>,
-    work: &Work<'_>,
+    work: &ProductWork<'_>,
     grid: &Grid,
     dim: F,
     (kind, number): (Option<u64>, NumericType),
@@ -209,10 +209,10 @@ impl Grid {
     }
 }
 
-fn packed(stacks: &[Outer]) -> OuterAxes {
+fn packed(stacks: &[StackAxis]) -> OuterAxes {
     let mut axes: OuterAxes = [0; 1 + 3 * AXES_MAX];
     axes[0] = stacks.len() as u64;
-    for (index, Outer { len, steps }) in stacks.iter().take(AXES_MAX).enumerate() {
+    for (index, StackAxis { len, steps }) in stacks.iter().take(AXES_MAX).enumerate() {
         let [left, right] = steps.map(|step| (step as i64).cast_unsigned());
         (axes[1 + index], axes[1 + AXES_MAX + index], axes[1 + 2 * AXES_MAX + index]) =
             (*len as u64, left, right);

@@ -1,6 +1,5 @@
 //! [`Cublas`]: products of matrices by NVIDIA's library, where a program asks for them.
 
-use super::unfit;
 use crate::array::{AsView, GpuArray, GpuCow, GpuView};
 use crate::element::Element;
 use crate::error::ArrayError;
@@ -32,7 +31,7 @@ use ndarray::{Dimension, Ix1, Ix2};
 ///
 /// ```
 /// # let gpu = gpumem_array::example_gpu()?;
-/// use gpumem_array::{GpuArray, cudarc::Cublas, ndarray::array};
+/// use gpumem_array::{Cublas, GpuArray, ndarray::array};
 ///
 /// let blas = Cublas::new(&gpu)?;
 /// let a = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.0], [3.0, 4.0]])?;
@@ -127,7 +126,7 @@ impl<'g> Cublas<'g> {
         };
         left.storage().share(gpu, "dot")?;
         right.storage().share(gpu, "dot")?;
-        let (left, right) = (Operand::of(&left, gpu)?, Operand::of(&right, gpu)?);
+        let (left, right) = (BlasOperand::of(&left, gpu)?, BlasOperand::of(&right, gpu)?);
         let lens = [left.lens[0], left.lens[1], right.lens[1]];
         let too_many = |_| ArrayError::TooManyElements { shape: lens.to_vec() };
         let int = |len: usize| c_int::try_from(len).map_err(too_many);
@@ -198,7 +197,7 @@ impl Drop for Cublas<'_> {
 }
 
 /// A matrix whose rows or columns are contiguous.
-struct Operand<'a, T: Element> {
+struct BlasOperand<'a, T: Element> {
     elements: GpuCow<'a, T, Ix2>,
     lens: [usize; 2],
     /// Between two rows, or between two columns.
@@ -207,7 +206,7 @@ struct Operand<'a, T: Element> {
     operation: cublasOperation_t,
 }
 
-impl<'a, T: Element> Operand<'a, T> {
+impl<'a, T: Element> BlasOperand<'a, T> {
     fn of(view: &GpuView<'a, T, Ix2>, gpu: &'a Gpu) -> Result<Self, ArrayError> {
         let (rows, columns) = view.raw_dim().into_pattern();
         let mut strides = view.layout().strides();
@@ -247,6 +246,10 @@ impl Scale {
             Self::Double(value) => core::ptr::from_ref(value).cast(),
         }
     }
+}
+
+fn unfit(object: &'static str, problem: &str) -> ArrayError {
+    ArrayError::Cudarc { object, problem: problem.into() }
 }
 
 fn check(call: &'static str, status: cublasStatus_t) -> Result<(), ArrayError> {
