@@ -373,7 +373,7 @@ impl<D: Dimension> Layout<D> {
         let is_axis = |element: &&SliceInfoElem| !matches!(element, SliceInfoElem::NewAxis);
         let pairs = left.as_ref().iter().filter(is_axis).zip(right.as_ref().iter().filter(is_axis));
         self.shape().iter().zip(pairs).any(|(len, (left, right))| {
-            match (Indices::of(left, *len), Indices::of(right, *len)) {
+            match (AxisIndices::of(left, *len), AxisIndices::of(right, *len)) {
                 (Some(left), Some(right)) => !left.meets(right),
                 _ => false,
             }
@@ -528,13 +528,13 @@ pub(crate) fn same_shape<D: Dimension, E: Dimension>(
 
 /// The indices that a slice takes of an axis, in ascending order.
 #[derive(Clone, Copy, Debug)]
-struct Indices {
+struct AxisIndices {
     first: usize,
     step: usize,
     count: usize,
 }
 
-impl Indices {
+impl AxisIndices {
     fn of(element: &SliceInfoElem, len: usize) -> Option<Self> {
         match *element {
             SliceInfoElem::Slice { start, end, step } => {
@@ -674,7 +674,7 @@ mod tests {
         ) {
             let left = SliceInfoElem::Slice { start, end, step };
             let right = SliceInfoElem::Slice { start: other_start, end: other_end, step: other_step };
-            let (Some(left), Some(right)) = (Indices::of(&left, len), Indices::of(&right, len)) else {
+            let (Some(left), Some(right)) = (AxisIndices::of(&left, len), AxisIndices::of(&right, len)) else {
                 return Ok(());
             };
             let common = (0..len).any(|index| left.contains(index) && right.contains(index));
@@ -754,7 +754,8 @@ mod tests {
     #[test]
     fn distant_slices_meet_without_a_search() {
         let (len, prime) = (isize::MAX.unsigned_abs(), (1_isize << 31) - 1);
-        let every = |start, step| Indices::of(&SliceInfoElem::Slice { start, end: None, step }, len).unwrap();
+        let every =
+            |start, step| AxisIndices::of(&SliceInfoElem::Slice { start, end: None, step }, len).unwrap();
         assert!(every(0, prime).meets(every(1, 1 << 31)));
         assert!(!every(0, 1 << 31).meets(every(1, 1 << 31)));
         assert!(!every(0, isize::MAX).meets(every(1, isize::MAX - 1)));

@@ -23,8 +23,6 @@ use ndarray::{Axis, Dimension, Ix1, RemoveAxis};
 pub trait Indices {
     #[doc(hidden)]
     type Elem: IndexElement;
-    #[doc(hidden)]
-    fn count(&self) -> usize;
     /// The indices on the device of `gpu`, without gaps. Errors name `operation`.
     #[doc(hidden)]
     fn on_device<'a>(
@@ -64,9 +62,6 @@ impl IndexElement for i64 {
 
 impl<A: AsView<Dim = Ix1, Elem: IndexElement>> Indices for A {
     type Elem = A::Elem;
-    fn count(&self) -> usize {
-        self.as_view().len()
-    }
     fn on_device<'a>(
         &'a self,
         gpu: &'a Gpu,
@@ -79,9 +74,6 @@ impl<A: AsView<Dim = Ix1, Elem: IndexElement>> Indices for A {
 
 impl Indices for [usize] {
     type Elem = u64;
-    fn count(&self) -> usize {
-        self.len()
-    }
     fn on_device<'a>(
         &'a self,
         gpu: &'a Gpu,
@@ -100,9 +92,6 @@ macro_rules! lists {
     ($([$($parameters:tt)*] $list:ty;)*) => {$(
         impl<$($parameters)*> Indices for $list {
             type Elem = u64;
-            fn count(&self) -> usize {
-                self.len()
-            }
             fn on_device<'a>(
                 &'a self,
                 gpu: &'a Gpu,
@@ -174,9 +163,10 @@ readers! {
         let axis = CheckedAxis::new(view.shape(), axis)?;
         let gpu = view.gpu();
         view.storage().share(gpu, "select")?;
-        let mut dim = view.raw_dim();
-        dim[axis.index] = indices.count();
         let indices = indices.on_device(gpu, axis, "select")?;
+        let indices = indices.view();
+        let mut dim = view.raw_dim();
+        dim[axis.index] = indices.len();
         let result = GpuArray::unwritten(gpu, Layout::dense(dim, ElementOrder::Row, size_of::<T>())?)?;
         if result.is_empty() {
             return Ok(result);
@@ -193,7 +183,6 @@ readers! {
         let launch =
             OwnLaunch::new(gpu, Kernel::Gather(Only::One), [block_count, 1, 1], [THREADS as u32, 1, 1])?;
         let launch = launch.write(&result).read(&source);
-        let indices = indices.view();
         let launch = with_indices(launch, &indices);
         words(launch, [indices.len(), axis.len(), row_bytes / unit, outer, unit]).queue("select")?;
         Ok(result)
@@ -311,8 +300,12 @@ writers! {
         let mut target = self.view_mut();
         let (shape, values) = (target.shape().to_vec(), values.as_view());
         let axis = CheckedAxis::new(&shape, axis)?;
+        let gpu = target.gpu().clone();
+        target.as_view().storage().share(&gpu, "scatter_add")?;
+        let indices = indices.on_device(&gpu, axis, "scatter_add")?;
+        let count = indices.view().len();
         let mut expected = shape.clone();
-        expected[axis.index] = indices.count();
+        expected[axis.index] = count;
         if values.shape() != expected {
             return Err(ArrayError::Shape {
                 operation: "scatter_add",
@@ -322,12 +315,9 @@ writers! {
             });
         }
         let most = u32::MAX as usize;
-        if indices.count() >= most || axis.len() >= most {
+        if count >= most || axis.len() >= most {
             return Err(ArrayError::TooManyElements { shape: expected });
         }
-        let gpu = target.gpu().clone();
-        target.as_view().storage().share(&gpu, "scatter_add")?;
-        let indices = indices.on_device(&gpu, axis, "scatter_add")?;
         let values = operand(&values, &gpu, ElementOrder::Row, "scatter_add")?;
         if values.view().is_empty() || target.is_empty() {
             return Ok(());
