@@ -24,9 +24,9 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
         Ok([part(0)?, part(1)?, part(2)?])
     };
     let ([a, b, c], [d, _, f], [g, h, i]) = (row(0)?, row(1)?, row(2)?);
-    let across = c.lazy() + f.lazy() * 2.0 + &i - &a - d.lazy() * 2.0 - &g;
-    let down = g.lazy() + h.lazy() * 2.0 + &i - &a - b.lazy() * 2.0 - &c;
-    let edges = (&across * &across + &down * &down).sqrt().eval()?;
+    let across = c.lazy() + f.lazy() * 2.0 + i - a - d.lazy() * 2.0 - g;
+    let down = g.lazy() + h.lazy() * 2.0 + i - a - b.lazy() * 2.0 - c;
+    let edges = (across * across + down * down).sqrt().eval()?;
     let mean = edges.lazy().mean()?;
     let mask = edges.lazy().gt(mean.lazy()).eval()?;
 

@@ -7,6 +7,7 @@
 
 mod black_scholes;
 mod data;
+#[allow(clippy::reversed_empty_ranges)] // `1..-1` ends before the last element
 mod heat;
 mod images;
 mod kmeans;
