@@ -14,8 +14,8 @@ use crate::names::Names;
 use crate::number::Alu;
 use crate::parse::{double_as, single_as};
 use crate::program::{
-    Access, ClockPart, Constant, FUNCTIONS, Guard, Location, Memory, Op, Order, Program, Routine, Slot,
-    Special, Step, low_bits,
+    Access, ClockPart, Constant, FUNCTIONS, Guard, Location, Memory, Op, Order, Program, Routine,
+    SHARED_GAP_BYTES, Slot, Special, Step, low_bits,
 };
 use crate::syntax::{
     DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type,
@@ -145,6 +145,7 @@ impl<'s, 't> Lower<'s, 't> {
                 constants: Vec::new(),
                 specials: Vec::new(),
                 shared_bytes: 0,
+                shared: Vec::new(),
                 dynamic_align: 16,
                 sites: 0,
                 source_lines: Vec::new(),
@@ -249,7 +250,7 @@ impl<'s, 't> Lower<'s, 't> {
         self.program.routines.push(Routine {
             start,
             registers: self.registers,
-            frame_bytes: self.frame_bytes.next_multiple_of(16),
+            frame_bytes: self.frame_bytes,
             parameters,
             results,
         });
@@ -531,14 +532,18 @@ impl<'s, 't> Lower<'s, 't> {
         if let Some(offset) = self.shared.get(&key) {
             return Ok(*offset);
         }
-        let offset = self.program.shared_bytes.next_multiple_of(declared.align_bytes);
-        let end = offset.checked_add(declared.size_bytes).filter(|end| *end <= SHARED_BYTES_MAX);
+        let start = self.program.shared_bytes.next_multiple_of(declared.align_bytes);
+        let end = start.checked_add(declared.size_bytes).filter(|end| *end <= SHARED_BYTES_MAX);
         self.program.shared_bytes = end.ok_or_else(|| {
             PtxError::unsupported(
                 declared.place,
                 format!("more than {SHARED_BYTES_MAX} bytes of shared memory"),
             )
         })?;
+        let last = self.program.shared.last();
+        let offset =
+            last.map_or(0, |last| (last.end + SHARED_GAP_BYTES).next_multiple_of(declared.align_bytes));
+        self.program.shared.push(offset..offset + declared.size_bytes);
         self.shared.insert(key, offset);
         Ok(offset)
     }

@@ -3,6 +3,7 @@
 use crate::number::Alu;
 use crate::number::matrix::{Fragment, Product};
 use crate::syntax::{SourceFile, Type};
+use core::ops::Range;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -241,7 +242,7 @@ pub(crate) enum Location {
 pub(crate) struct Routine {
     pub(crate) start: u32,
     pub(crate) registers: u32,
-    /// The local memory of a frame.
+    /// The local memory of a frame. The frame of a callee begins behind it, at a multiple of [`FRAME_ALIGN`].
     pub(crate) frame_bytes: u64,
     pub(crate) parameters: Box<[Location]>,
     pub(crate) results: Box<[Location]>,
@@ -443,8 +444,10 @@ pub(crate) struct Program {
     pub(crate) pointed: HashMap<u64, u32>,
     pub(crate) constants: Vec<Constant>,
     pub(crate) specials: Vec<Special>,
-    /// The shared memory of a block, without the dynamic one.
+    /// The shared memory of a block as the variables need it, without the dynamic one.
     pub(crate) shared_bytes: u64,
+    /// The places of the variables in shared memory, in ascending order, with gaps between them.
+    pub(crate) shared: Vec<Range<u64>>,
     /// The alignment of the dynamic shared memory.
     pub(crate) dynamic_align: u64,
     pub(crate) sites: u32,
@@ -480,6 +483,10 @@ pub(crate) const LOCAL_WINDOW: u64 = 0x4010_0000_0000_0000;
 pub(crate) const PARAMETER_WINDOW: u64 = 0x4020_0000_0000_0000;
 /// The value of a pointer to the function 0 of the module.
 pub(crate) const FUNCTIONS: u64 = 0x4030_0000_0000_0000;
+/// The alignment of a frame in local memory.
+pub(crate) const FRAME_ALIGN: u64 = 16;
+/// The unused bytes between two variables in shared memory, at least: an overrun by one is no access to a neighbour.
+pub(crate) const SHARED_GAP_BYTES: u64 = 16;
 /// The size of each window.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 32;
 

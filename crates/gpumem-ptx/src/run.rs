@@ -14,7 +14,7 @@ use crate::check::{Checker, Checks};
 use crate::fault::{KernelMistake, Mistake, place};
 use crate::memory::{DeviceMemory, Ranges, Region, Touched};
 use crate::number::{LANES, Lanes};
-use crate::program::{Constant, Program};
+use crate::program::{Constant, Program, SHARED_GAP_BYTES};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
 use core::ops::Range;
@@ -61,7 +61,8 @@ pub(crate) struct Run<'r> {
     pub(crate) program: &'r Program,
     pub(crate) launch: Launch<'r>,
     pub(crate) constants: Vec<Lanes>,
-    pub(crate) shared_bytes: u64,
+    /// The places of the variables in shared memory, the dynamic one behind the others.
+    pub(crate) shared: Vec<Range<u64>>,
     pub(crate) steps: u64,
     pub(crate) random: u64,
     /// The step that runs, if it is none of arithmetic.
@@ -88,7 +89,14 @@ pub(crate) struct Stopped {
 
 /// Runs a kernel.
 pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Outcome {
-    let dynamic = program.shared_bytes.next_multiple_of(program.dynamic_align);
+    let dynamic = match program.shared.last() {
+        Some(last) => (last.end + SHARED_GAP_BYTES).next_multiple_of(program.dynamic_align),
+        None => 0,
+    };
+    let mut shared = program.shared.clone();
+    if launch.shared_bytes > 0 {
+        shared.push(dynamic..dynamic + u64::from(launch.shared_bytes));
+    }
     let constants = program.constants.iter().map(|constant| {
         let value = match *constant {
             Constant::Bits(bits) => bits,
@@ -103,7 +111,7 @@ pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemo
         program,
         launch,
         constants: constants.collect(),
-        shared_bytes: dynamic + u64::from(launch.shared_bytes),
+        shared,
         steps: 0,
         random: launch.seed,
         at: 0,

@@ -23,9 +23,17 @@ impl SiteRange {
     }
 }
 
+/// A frame in the local memory of a thread, behind those of its callers.
+#[derive(Clone, Copy)]
+pub(crate) struct LocalFrame {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+}
+
 /// The memory of a thread that is accessed beside the device's.
 pub(crate) struct ThreadMemory<'b> {
     pub(crate) shared: &'b [Cell<u8>],
+    /// Up to the end of the frame.
     pub(crate) local: &'b [Cell<u8>],
     /// The beginning of the frame in local memory.
     pub(crate) frame: u64,
@@ -106,7 +114,7 @@ impl<'r> Run<'r> {
             return Err(Mistake::Misaligned { address, size_bytes, is_write });
         }
         match memory {
-            Memory::Shared => within("shared", thread.shared, address, size_bytes, is_write),
+            Memory::Shared => self.shared(thread.shared, address, size_bytes, is_write),
             Memory::Local | Memory::Frame => within("local", thread.local, address, size_bytes, is_write),
             // Reads do not come here.
             Memory::Parameters => Err(Mistake::OutOfBounds {
@@ -161,7 +169,7 @@ impl<'r> Run<'r> {
             return None;
         }
         let cells = match memory {
-            Memory::Shared => within("shared", shared, address, len, is_write).ok()?,
+            Memory::Shared => self.shared(shared, address, len, is_write).ok()?,
             Memory::Global => self.global(address, len, is_write, access.site).ok()?,
             _ => return None,
         };
@@ -192,6 +200,21 @@ impl<'r> Run<'r> {
             };
             checker.note(&noted, self.memory);
         }
+    }
+
+    /// The cells of an access to shared memory, which lies in one variable.
+    #[inline]
+    fn shared<'c>(&self, cells: &'c [Cell<u8>], address: u64, size_bytes: u64, is_write: bool) -> Found<'c> {
+        let limit_bytes = match &self.shared[..] {
+            [] => 0,
+            [only] => only.end,
+            // The end of the variable at the address, or of the one before it.
+            several => {
+                let behind = several.partition_point(|variable| variable.start <= address);
+                several[behind.saturating_sub(1)].end
+            }
+        };
+        within("shared", &cells[..limit_bytes as usize], address, size_bytes, is_write)
     }
 
     #[inline]

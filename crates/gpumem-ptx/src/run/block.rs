@@ -69,7 +69,8 @@ impl RunningBlock {
         (block.number, block.place) = (number, place);
         block.barriers = [Arrivals::default(); BARRIERS];
         block.shared.clear();
-        block.shared.resize(run.shared_bytes as usize, Cell::new(0));
+        let shared_bytes = run.shared.last().map_or(0, |last| last.end);
+        block.shared.resize(shared_bytes as usize, Cell::new(0));
         for (number, warp) in block.warps.iter_mut().enumerate() {
             warp.start(run, number as u32, threads, place);
         }

@@ -2,7 +2,7 @@
 
 use crate::fault::Mistake;
 use crate::number::Lanes;
-use crate::program::{Call, Callee, FUNCTIONS, Location, Op, Routine};
+use crate::program::{Call, Callee, FRAME_ALIGN, FUNCTIONS, Location, Op, Routine};
 use crate::run::Run;
 use crate::run::group::{Frame, Group, Waiting};
 use crate::run::warp::{Warp, bits, lanes_of};
@@ -44,7 +44,7 @@ impl Warp {
         let frame = Frame {
             routine,
             registers: caller.registers + own.registers,
-            local: caller.local + own.frame_bytes,
+            local: (caller.local + own.frame_bytes).next_multiple_of(FRAME_ALIGN),
             call: 0,
         };
         if group.callers.len() >= CALLS_MAX

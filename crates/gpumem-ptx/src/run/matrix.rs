@@ -7,7 +7,7 @@ use crate::number::matrix::{Element, Fragment, Role};
 use crate::number::{LANES, Lanes};
 use crate::program::{Access, Lines, Matrix, Slot};
 use crate::run::Run;
-use crate::run::access::{element, set_element};
+use crate::run::access::{LocalFrame, element, set_element};
 use crate::run::warp::{Warp, bits, lanes_of};
 use core::cell::Cell;
 
@@ -17,14 +17,14 @@ const ROWS: Fragment =
 const SIDE: usize = 8;
 
 impl Warp {
-    /// Does an instruction for the lanes `active`, which are all of the warp that have not ended. `local` is the beginning of the frame in
-    /// local memory, `base` its first register.
+    /// Does an instruction for the lanes `active`, which are all of the warp that have not ended. `local` is the frame in local
+    /// memory, `base` its first register.
     pub(crate) fn matrix(
         &mut self,
         run: &mut Run<'_>,
         shared: &[Cell<u8>],
         active: u32,
-        (local, base): (u64, u32),
+        (local, base): (LocalFrame, u32),
         matrix: &Matrix,
     ) -> Result<(), (Mistake, u32)> {
         match matrix {

@@ -8,7 +8,7 @@ use crate::number::{Alu, LANES, Lanes};
 use crate::program::{
     Access, Barrier, BarrierKind, ClockPart, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote,
 };
-use crate::run::access::{ThreadMemory, by_window, element, set_element};
+use crate::run::access::{LocalFrame, ThreadMemory, by_window, element, set_element};
 use crate::run::block::Arrivals;
 use crate::run::group::{self, Group, Waiting};
 use crate::run::undefined::{Origin, Undefined};
@@ -227,6 +227,10 @@ impl Warp {
     ) -> Result<Flow, Failed> {
         let Group { pc, mask, frame, .. } = self.groups[index];
         let base = frame.registers;
+        let local = LocalFrame {
+            start: frame.local,
+            bytes: run.program.routines[frame.routine as usize].frame_bytes,
+        };
         match op {
             Op::Alu { .. } => {}
             Op::Logic { to, inputs, table } => {
@@ -246,14 +250,14 @@ impl Warp {
             Op::FrameAddress { to, offset_bytes } => {
                 self.write(base + to, &[frame.local.wrapping_add(*offset_bytes); LANES], active);
             }
-            Op::Load { to, from } => self.load(run, shared, active, (to, from, frame.local), base)?,
-            Op::Store { values, to } => self.store(run, shared, active, (values, to, frame.local), base)?,
+            Op::Load { to, from } => self.load(run, shared, active, (to, from, local), base)?,
+            Op::Store { values, to } => self.store(run, shared, active, (values, to, local), base)?,
             Op::Atomic { function, to, at, inputs } => {
                 let addresses = *self.lanes(run, base, at.at);
                 let [b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
                 for lane in bits(active) {
                     let address = addresses[lane].wrapping_add_signed(at.offset_bytes);
-                    let thread = self.thread(lane, shared, frame.local);
+                    let thread = self.thread(lane, shared, local);
                     let cells =
                         run.cells(at, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
                     run.note(at, address, &thread, || Touch::Atomic);
@@ -271,7 +275,7 @@ impl Warp {
                     let failed = |mistake| (mistake, lane as u32);
                     let len = lens.map_or(*size_bytes, |lens| (lens[lane] as u32).min(*size_bytes)) as usize;
                     let mut bytes = [0; 16];
-                    let thread = self.thread(lane, shared, frame.local);
+                    let thread = self.thread(lane, shared, local);
                     if len > 0 {
                         let source = sources[lane].wrapping_add_signed(from.offset_bytes);
                         if source & u64::from(size_bytes - 1) != 0 {
@@ -352,7 +356,7 @@ impl Warp {
             Op::Print { to, format, arguments, site } => {
                 let [formats, arguments] = [format, arguments].map(|slot| *self.lanes(run, base, *slot));
                 for lane in bits(active) {
-                    let thread = self.thread(lane, shared, frame.local);
+                    let thread = self.thread(lane, shared, local);
                     let count = run.print(formats[lane], arguments[lane], *site, &thread);
                     let count = count.map_err(|mistake| (mistake, lane as u32))?;
                     self.registers[(base + to) as usize][lane] = count.into();
@@ -360,7 +364,7 @@ impl Warp {
             }
             Op::Assert(assertion) => {
                 let lane = active.trailing_zeros() as usize;
-                let thread = self.thread(lane, shared, frame.local);
+                let thread = self.thread(lane, shared, local);
                 let value = |run: &Run<'_>, slot| self.lanes(run, base, slot)[lane];
                 return Err((run.failed(assertion, value, &thread), lane as u32));
             }
@@ -460,7 +464,7 @@ impl Warp {
                 if self.lacks_lanes(index, active, Some(&[u64::from(u32::MAX); LANES])) {
                     return Ok(Flow::Changed);
                 }
-                self.matrix(run, shared, active, (frame.local, base), matrix)?;
+                self.matrix(run, shared, active, (local, base), matrix)?;
             }
             Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
             Op::Clock { to, part } => {
@@ -476,9 +480,14 @@ impl Warp {
     }
 
     /// The memory of a thread.
-    pub(crate) fn thread<'b>(&'b self, lane: usize, shared: &'b [Cell<u8>], frame: u64) -> ThreadMemory<'b> {
-        let local = &self.local[lane * self.stride..(lane + 1) * self.stride];
-        ThreadMemory { shared, local, frame, number: self.number * LANES as u32 + lane as u32 }
+    pub(crate) fn thread<'b>(
+        &'b self,
+        lane: usize,
+        shared: &'b [Cell<u8>],
+        frame: LocalFrame,
+    ) -> ThreadMemory<'b> {
+        let local = &self.local[lane * self.stride..][..(frame.start + frame.bytes) as usize];
+        ThreadMemory { shared, local, frame: frame.start, number: self.number * LANES as u32 + lane as u32 }
     }
 
     /// Sends the lanes of a group for which the guard does not hold on to the next instruction.
@@ -590,7 +599,7 @@ impl Warp {
         run: &mut Run<'_>,
         shared: &[Cell<u8>],
         active: u32,
-        (to, from, local): (&[Option<u32>], &Access, u64),
+        (to, from, local): (&[Option<u32>], &Access, LocalFrame),
         base: u32,
     ) -> Result<(), Failed> {
         let addresses = *self.lanes(run, base, from.at);
@@ -651,7 +660,7 @@ impl Warp {
         run: &mut Run<'_>,
         shared: &[Cell<u8>],
         active: u32,
-        (values, to, local): (&[Slot], &Access, u64),
+        (values, to, local): (&[Slot], &Access, LocalFrame),
         base: u32,
     ) -> Result<(), Failed> {
         let addresses = *self.lanes(run, base, to.at);
@@ -784,6 +793,9 @@ fn special(special: Special, run: &Run<'_>, warp: u32, block: [u32; 3]) -> Lanes
         Special::LanesGreater => of_lanes(&|lane| !(u32::MAX >> (31 - lane))),
         Special::LanesGreaterEqual => of_lanes(&|lane| !((1 << lane) - 1)),
         Special::DynamicSharedBytes => of_lanes(&|_| launch.shared_bytes),
-        Special::TotalSharedBytes => of_lanes(&|_| run.shared_bytes as u32),
+        Special::TotalSharedBytes => {
+            let declared = run.program.shared_bytes.next_multiple_of(run.program.dynamic_align);
+            of_lanes(&|_| declared as u32 + launch.shared_bytes)
+        }
     }
 }

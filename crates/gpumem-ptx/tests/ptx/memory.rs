@@ -142,3 +142,81 @@ fn a_copy_reads_no_more_than_its_source_has() {
     let (_, _, outcome) = run_touching(&kernel(&lines(8)), 1, 5);
     assert!(matches!(outcome.unwrap_err().mistake, Mistake::Refused { .. }));
 }
+
+/// The memory of the access that stops a kernel, its offset, and the limit.
+fn out_of_bounds(text: &str, shared_bytes: u32) -> Option<(&'static str, u64, u64)> {
+    let module = module(text);
+    let mut memory = Memory::default();
+    let parameters = memory.alloc(&[0; 64]).to_le_bytes();
+    let launch = gpumem_ptx::Launch { shared_bytes, ..launch(&parameters, 1, 1) };
+    let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
+    outcome.mistake.map(|mistake| match mistake.mistake {
+        Mistake::OutOfBounds { space, offset_bytes, limit_bytes, .. } => (space, offset_bytes, limit_bytes),
+        other => panic!("{other}"),
+    })
+}
+
+#[test]
+fn shared_memory_ends_with_its_variable() {
+    // One variable whose size is no multiple of its alignment.
+    let one = |store: &str| kernel(&format!(".shared .align 16 .b8 tile[260];\nmov.u32 %r0, 1;\n{store}"));
+    assert_eq!(out_of_bounds(&one("st.shared.u32 [tile+256], %r0;"), 0), None);
+    assert_eq!(out_of_bounds(&one("st.shared.u32 [tile+260], %r0;"), 0), Some(("shared", 260, 260)));
+    // A neighbour, in the variable's own space and by a generic address.
+    let two = |store: &str| {
+        kernel(&format!(
+            ".shared .align 4 .b8 first[64]; .shared .align 4 .b8 second[64];\nmov.u32 %r0, 1; st.shared.u32 [first], %r0;\n\
+             st.shared.u32 [second+60], %r0; mov.u64 %rd1, first; cvta.shared.u64 %rd1, %rd1;\n{store}"
+        ))
+    };
+    assert_eq!(out_of_bounds(&two("st.shared.u32 [first+60], %r0; st.u32 [%rd1+60], %r0;"), 0), None);
+    for store in ["st.shared.u32 [first+64], %r0;", "st.u32 [%rd1+64], %r0;", "st.shared.u8 [first+79], %r0;"]
+    {
+        assert!(matches!(out_of_bounds(&two(store), 0), Some(("shared", _, 64))), "{store}");
+    }
+    assert!(out_of_bounds(&two("st.shared.u32 [second+64], %r0;"), 0).is_some());
+    // The dynamic memory behind a variable.
+    let dynamic = |store: &str| {
+        ".extern .shared .align 16 .b8 dynamic[];\n".to_string()
+            + &kernel(&format!(
+                ".shared .align 4 .b8 tile[20];\nmov.u32 %r0, 1; st.shared.u32 [tile], %r0;\n{store}"
+            ))
+    };
+    assert_eq!(out_of_bounds(&dynamic("st.shared.u32 [dynamic+4], %r0;"), 8), None);
+    assert_eq!(out_of_bounds(&dynamic("st.shared.u32 [tile+20], %r0;"), 8), Some(("shared", 20, 20)));
+    assert!(out_of_bounds(&dynamic("st.shared.u32 [dynamic+8], %r0;"), 8).is_some());
+    assert!(out_of_bounds(&dynamic("st.shared.u32 [dynamic], %r0;"), 0).is_some());
+}
+
+#[test]
+fn gaps_between_variables_do_not_count_as_shared_memory() {
+    let lines = ".shared .align 4 .b8 first[4]; .shared .align 8 .b8 second[8];\nst.shared.u32 [first], 1; st.shared.u64 [second], 1;\n\
+                 mov.u32 %r0, %total_smem_size; st.global.u32 [%rd0], %r0;";
+    assert_eq!(module(&kernel(lines)).entry("k").unwrap().shared_bytes(), 16);
+    assert_eq!(run(lines, 1, 1).unwrap(), [16]);
+}
+
+#[test]
+fn local_memory_ends_with_the_frame() {
+    let lines = |size: u32, store: &str| {
+        kernel(&format!(
+            ".local .align 4 .b8 depot[{size}];\nmov.u32 %r0, 1; mov.u64 %rd1, depot; cvta.local.u64 %rd1, %rd1;\n{store}"
+        ))
+    };
+    assert_eq!(out_of_bounds(&lines(20, "st.local.u32 [depot+16], %r0; st.u32 [%rd1+16], %r0;"), 0), None);
+    assert_eq!(out_of_bounds(&lines(20, "st.local.u32 [depot+20], %r0;"), 0), Some(("local", 20, 20)));
+    assert_eq!(out_of_bounds(&lines(20, "st.u32 [%rd1+20], %r0;"), 0), Some(("local", 20, 20)));
+    // In a callee, whose frame is one of three in each other, and in the caller when it has returned.
+    let calls = |inner: &str, outer: &str| {
+        format!(
+            ".func inner() {{\n.local .align 4 .b8 depot[20]; .reg .b32 %r<2>;\nmov.u32 %r0, 1;\n{inner}\nret;\n}}\n\
+             .func outer() {{\n.local .align 4 .b8 depot[36];\ncall inner;\nst.local.u32 [depot+32], 1;\nret;\n}}\n{}",
+            kernel(&format!(".local .align 4 .b8 depot[20];\nmov.u32 %r0, 1; call outer;\n{outer}"))
+        )
+    };
+    let fits = "st.local.u32 [depot+16], %r0;";
+    assert_eq!(out_of_bounds(&calls(fits, fits), 0), None);
+    // The frames begin at multiples of 16: at 32, and at 80.
+    assert_eq!(out_of_bounds(&calls("st.local.u32 [depot+20], %r0;", fits), 0), Some(("local", 100, 100)));
+    assert_eq!(out_of_bounds(&calls(fits, "st.local.u32 [depot+20], %r0;"), 0), Some(("local", 20, 20)));
+}
