@@ -372,10 +372,15 @@ impl<'r> Checker<'r> {
     }
 
     /// A thread of the block that runs has executed a fence.
-    pub(crate) fn fence(&mut self, thread: u32, scope: Scope, time: u64) {
-        let (block, threads) = (self.block, self.threads);
+    pub(crate) fn fence(&mut self, thread: u32, order: Order, time: u64) {
+        let (block, threads, scope) = (self.block, self.threads, order.scope);
         if let Some(state) = self.state().filter(|state| (thread as usize) < state.threads.len()) {
-            state.acquire(thread as usize, scope);
+            if order.is_acquire {
+                state.acquire(thread as usize, scope);
+            }
+            if !order.is_release {
+                return;
+            }
             let known = state.snapshot(block, threads, thread, time);
             let fenced = &mut state.threads[thread as usize].fenced;
             if scope == Scope::Device {

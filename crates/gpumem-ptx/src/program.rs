@@ -66,6 +66,8 @@ pub(crate) enum Op {
     },
     Atomic {
         function: fn(u64, u64, u64) -> u64,
+        /// What it does to shared memory, where sums of `f32` keep subnormal numbers.
+        in_shared: fn(u64, u64, u64) -> u64,
         to: Option<u32>,
         at: Access,
         inputs: [Slot; 2],
@@ -88,8 +90,8 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
-    /// Orders the accesses of a thread before its later ones, for others.
-    Fence(Scope),
+    /// Orders the accesses of a thread before its later ones, for others, or the later ones behind what it has seen, or both.
+    Fence(Order),
     /// The asynchronous copies of a thread since the last one become a group.
     CommitCopies,
     /// Waits for the asynchronous copies of a thread, except for its last `pending` groups; for all if `None`.

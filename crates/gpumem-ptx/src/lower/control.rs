@@ -201,7 +201,7 @@ impl<'s, 't> Lower<'s, 't> {
                 Some(_) => Vote::Any,
                 None => return Err(modifiers.unknown()),
             };
-            modifiers.types();
+            self.only_type(modifiers, if vote == Vote::Count { Type::U32 } else { Type::Pred })?;
             let to = self.target(self.operand(instruction, 0)?)?;
             let input = operands.next_back().ok_or_else(|| self.wrong("an operand is missing"))?;
             let input = self.value(input, Type::Pred)?;

@@ -6,7 +6,9 @@ use super::{Lower, Result};
 use crate::number::convert::{narrowed, widened};
 use crate::number::half::{Half, greatest, least};
 use crate::number::{Alu, alu};
-use crate::program::{Access, LOCAL_WINDOW, Op, PARAMETER_WINDOW, SHARED_WINDOW, Slot, WINDOW_BYTES};
+use crate::program::{
+    Access, LOCAL_WINDOW, Op, Order, PARAMETER_WINDOW, SHARED_WINDOW, Scope, Slot, WINDOW_BYTES,
+};
 use crate::syntax::{Instruction, Operand, Space, Type};
 use half::{bf16, f16};
 
@@ -27,12 +29,42 @@ impl<'s, 't> Lower<'s, 't> {
             // Hints.
             "prefetch" | "prefetchu" | "discard" | "applypriority" => {}
             "membar" | "fence" => {
-                let scope = modifiers.take_order().scope;
-                self.push(Op::Fence(scope));
+                if let Some(order) = Self::fence(&mut modifiers)? {
+                    self.push(Op::Fence(order));
+                }
             }
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// What a fence orders. `None` for one between the proxies of a thread, which are one here: it orders nothing for other threads.
+    fn fence(modifiers: &mut Modifiers<'s, 't>) -> Result<Option<Order>> {
+        if modifiers.take("proxy") {
+            modifiers.take_one(&["alias", "async"]).ok_or_else(|| modifiers.unknown())?;
+            modifiers.take_one(&["global", "shared::cta", "shared::cluster"]);
+            modifiers.finish()?;
+            return Ok(None);
+        }
+        let semantics = modifiers.take_one(&["sc", "acq_rel", "acquire", "release"]);
+        // Of the initialisation of a barrier in shared memory.
+        let _ = semantics == Some("release") && modifiers.take("mbarrier_init");
+        let scopes: &[_] = if modifiers.name == "membar" {
+            &["cta", "gl", "sys"]
+        } else {
+            &["cta", "cluster", "gpu", "sys"]
+        };
+        let scope = modifiers.take_one(scopes).ok_or_else(|| modifiers.unknown())?;
+        modifiers.finish()?;
+        if modifiers.name == "membar" && semantics.is_some() {
+            return Err(modifiers.unknown());
+        }
+        Ok(Some(Order {
+            is_strong: true,
+            is_acquire: semantics != Some("release"),
+            is_release: semantics != Some("acquire"),
+            scope: if matches!(scope, "cta" | "cluster") { Scope::Block } else { Scope::Device },
+        }))
     }
 
     pub(super) fn parts(&self, operand: &'s Operand<'t>) -> &'s [Operand<'t>] {
@@ -122,10 +154,11 @@ impl<'s, 't> Lower<'s, 't> {
         let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
         let name = modifiers.take_one(&names).ok_or_else(|| modifiers.unknown())?;
         modifiers.finish()?;
-        let function = atomic_function(name, of, space).ok_or_else(|| modifiers.unknown())?;
+        let function = |space| atomic_function(name, of, space).ok_or_else(|| modifiers.unknown());
+        let (function, in_shared) = (function(Space::Global)?, function(Space::Shared)?);
         let first = usize::from(modifiers.name == "atom");
         if len > 1 {
-            return self.atomic_vector(instruction, function, (space, of, len));
+            return self.atomic_vector(instruction, [function, in_shared], (space, of, len));
         }
         let b = self.value(self.operand(instruction, first + 1)?, of)?;
         let c = match name {
@@ -138,7 +171,7 @@ impl<'s, 't> Lower<'s, 't> {
             0 => None,
             _ => Some(self.target(self.operand(instruction, 0)?)?),
         };
-        self.push(Op::Atomic { function, to, at, inputs: [b, c] });
+        self.push(Op::Atomic { function, in_shared, to, at, inputs: [b, c] });
         Ok(())
     }
 
@@ -146,7 +179,7 @@ impl<'s, 't> Lower<'s, 't> {
     fn atomic_vector(
         &mut self,
         instruction: &'s Instruction<'t>,
-        function: fn(u64, u64, u64) -> u64,
+        [function, in_shared]: [fn(u64, u64, u64) -> u64; 2],
         (space, of, len): (Space, Type, usize),
     ) -> Result<()> {
         let first = instruction.operands.len().saturating_sub(2);
@@ -173,7 +206,7 @@ impl<'s, 't> Lower<'s, 't> {
             };
             let offset_bytes = at.offset_bytes.wrapping_add(i64::from(of.bytes()) * index as i64);
             let at = Access { offset_bytes, count: 1, ..at };
-            self.push(Op::Atomic { function, to, at, inputs: [value; 2] });
+            self.push(Op::Atomic { function, in_shared, to, at, inputs: [value; 2] });
         }
         Ok(())
     }
@@ -311,7 +344,7 @@ impl<'s, 't> Lower<'s, 't> {
         self.push(Op::WaitForCopies { pending: None });
         if is_counted {
             let none = self.bits(0);
-            self.push(Op::Atomic { function: ARRIVED, to: None, at, inputs: [none; 2] });
+            self.push(Op::Atomic { function: ARRIVED, in_shared: ARRIVED, to: None, at, inputs: [none; 2] });
         }
         Ok(())
     }

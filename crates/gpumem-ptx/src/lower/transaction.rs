@@ -106,7 +106,7 @@ impl<'s, 't> Lower<'s, 't> {
             }
             _ => return Err(self.unknown(instruction)),
         };
-        self.push(Op::Atomic { function, to, at, inputs: [count; 2] });
+        self.push(Op::Atomic { function, in_shared: function, to, at, inputs: [count; 2] });
         Ok(())
     }
 }

@@ -25,8 +25,7 @@ impl<'s, 't> Lower<'s, 't> {
                 self.push(Op::Elect { to, is_elected, mask });
             }
             "activemask" => {
-                modifiers.types();
-                modifiers.finish()?;
+                self.only_type(&mut modifiers, Type::B32)?;
                 let to = self.target(self.operand(instruction, 0)?)?;
                 self.push(Op::ActiveMask { to });
             }
@@ -42,6 +41,14 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Register(register) => (Some(*register), None),
             _ => (None, None),
         }
+    }
+
+    /// Checks that this type is the last modifier.
+    pub(super) fn only_type(&self, modifiers: &mut Modifiers<'s, 't>, of: Type) -> Result<()> {
+        if modifiers.one_type()? != of {
+            return Err(modifiers.unknown());
+        }
+        modifiers.finish()
     }
 
     /// The lanes that take part, if the instruction names them.
@@ -66,8 +73,7 @@ impl<'s, 't> Lower<'s, 't> {
             Some(_) => ShuffleKind::Index,
             None => return Err(modifiers.unknown()),
         };
-        modifiers.types();
-        modifiers.finish()?;
+        self.only_type(modifiers, Type::B32)?;
         let (to, is_valid) = self.pair(self.operand(instruction, 0)?);
         let to = to.unwrap_or_else(|| self.temporary());
         let input = self.value(self.operand(instruction, 1)?, Type::B32)?;
@@ -87,8 +93,7 @@ impl<'s, 't> Lower<'s, 't> {
             Some(_) => Vote::Ballot,
             None => return Err(modifiers.unknown()),
         };
-        modifiers.types();
-        modifiers.finish()?;
+        self.only_type(modifiers, if kind == Vote::Ballot { Type::B32 } else { Type::Pred })?;
         let to = self.target(self.operand(instruction, 0)?)?;
         let input = self.value(self.operand(instruction, 1)?, Type::Pred)?;
         let mask = self.mask(instruction, 2, is_sync)?;

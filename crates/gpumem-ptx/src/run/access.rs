@@ -284,6 +284,17 @@ fn holds(region: &Region<'_>, address: u64, size_bytes: u64) -> bool {
     offset_bytes < len && len - offset_bytes >= size_bytes
 }
 
+impl Access {
+    /// True if an access at this address is one to shared memory.
+    pub(crate) fn is_shared(&self, address: u64) -> bool {
+        match self.space {
+            Memory::Shared => true,
+            Memory::Generic => by_window(address).0 == Memory::Shared,
+            _ => false,
+        }
+    }
+}
+
 /// The memory of an access, and the address there.
 #[inline]
 fn resolved(access: &Access, address: u64, thread: &ThreadMemory<'_>) -> (Memory, u64) {

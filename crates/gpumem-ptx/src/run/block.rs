@@ -32,8 +32,9 @@ pub(crate) struct Arrivals {
     threads: u32,
     /// The threads that the barrier waits for; all if `None`.
     expected: Option<u32>,
-    /// The threads that voted yes.
+    /// The threads that voted yes, and those that voted no. A stated number of threads counts those of a warp that do not exist, too.
     yes: u32,
+    no: u32,
 }
 
 /// The barriers of a block.
@@ -44,10 +45,11 @@ const WARP_TURN: u64 = 2_000;
 const BLOCK_TURN: u64 = 20_000;
 
 impl Arrivals {
-    pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, yes: u32) {
+    pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, (voters, no): (u32, u32)) {
         self.threads = self.threads.saturating_add(threads);
         self.expected = expected;
-        self.yes = self.yes.saturating_add(yes);
+        self.yes = self.yes.saturating_add(voters - no);
+        self.no = self.no.saturating_add(no);
     }
 }
 
@@ -122,7 +124,7 @@ impl RunningBlock {
         let alive: u32 = self.warps.iter().map(|warp| warp.alive().count_ones()).sum();
         let mut is_released = false;
         for number in 0..BARRIERS {
-            let Arrivals { threads, expected, yes } = self.barriers[number];
+            let Arrivals { threads, expected, yes, no } = self.barriers[number];
             if threads == 0 || threads < expected.unwrap_or(alive) {
                 continue;
             }
@@ -146,7 +148,7 @@ impl RunningBlock {
                     {
                         let value = match vote {
                             Vote::Count => yes,
-                            Vote::All => u32::from(yes == threads),
+                            Vote::All => u32::from(no == 0),
                             _ => u32::from(yes > 0),
                         };
                         warp.write(base + to, &[u64::from(value); LANES], mask);

@@ -252,7 +252,7 @@ impl Warp {
             }
             Op::Load { to, from } => self.load(run, shared, active, (to, from, local), base)?,
             Op::Store { values, to } => self.store(run, shared, active, (values, to, local), base)?,
-            Op::Atomic { function, to, at, inputs } => {
+            Op::Atomic { function, in_shared, to, at, inputs } => {
                 let addresses = *self.lanes(run, base, at.at);
                 let [b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
                 for lane in bits(active) {
@@ -262,6 +262,7 @@ impl Warp {
                         run.cells(at, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
                     run.note(at, address, &thread, || Touch::Atomic);
                     let old = get(cells);
+                    let function = if at.is_shared(address) { in_shared } else { function };
                     set(cells, function(old, b[lane], c[lane]));
                     if let Some(to) = to {
                         self.registers[(base + to) as usize][lane] = old;
@@ -333,10 +334,10 @@ impl Warp {
                 self.end(index, active);
                 return Ok(Flow::Changed);
             }
-            Op::Fence(scope) => {
+            Op::Fence(order) => {
                 if let Some(checker) = &mut run.checker {
                     let first = self.number * LANES as u32;
-                    bits(active).for_each(|lane| checker.fence(first + lane as u32, *scope, run.steps));
+                    bits(active).for_each(|lane| checker.fence(first + lane as u32, *order, run.steps));
                 }
             }
             // Copies are done at once, which is one of the times at which they may be.
@@ -568,9 +569,21 @@ impl Warp {
             self.groups[index].waiting = Waiting::Warp;
             return Ok(Flow::Changed);
         }
-        let expected = barrier.count.map(|count| self.lanes(run, base, count)[first as usize] as u32);
-        let yes = match barrier.kind {
-            BarrierKind::Combine { input, .. } => set_lanes(self.lanes(run, base, input)) & active,
+        let counts = barrier.count.map(|count| self.lanes(run, base, count));
+        let expected = counts.map(|counts| counts[first as usize] as u32);
+        let numbers = self.lanes(run, base, barrier.number);
+        let is_same = |lane: &usize| {
+            numbers[*lane] == number && counts.is_none_or(|counts| counts[*lane] == counts[first as usize])
+        };
+        let same = bits(active).filter(is_same).fold(0, |mask, lane| mask | 1 << lane);
+        if same != active && !barrier.is_aligned {
+            // Lanes at another barrier arrive there next.
+            self.split_guarded(index, active);
+            self.split(index, same);
+            return self.barrier(run, barriers, index, same, barrier);
+        }
+        let no = match barrier.kind {
+            BarrierKind::Combine { input, .. } => !set_lanes(self.lanes(run, base, input)) & active,
             _ => 0,
         };
         let Some(arrivals) = barriers.get_mut(number as usize) else {
@@ -579,17 +592,18 @@ impl Warp {
         // A stated number of threads counts whole warps.
         let threads =
             if expected.is_some() && barrier.is_aligned { LANES as u32 } else { active.count_ones() };
-        arrivals.arrive(threads, expected, yes.count_ones());
+        arrivals.arrive(threads, expected, (active.count_ones(), no.count_ones()));
         // At a barrier of the whole block, what each knew does not matter.
         let is_partial = expected.is_some() || matches!(barrier.kind, BarrierKind::Arrive);
         if let Some(checker) = run.checker.as_mut().filter(|_| is_partial) {
             let first = self.number * LANES as u32;
             checker.arrive(number as u32, bits(active).map(|lane| first + lane as u32), run.steps);
         }
-        if matches!(barrier.kind, BarrierKind::Arrive) {
-            return Ok(Flow::Next);
-        }
         self.split_guarded(index, active);
+        if matches!(barrier.kind, BarrierKind::Arrive) {
+            self.groups[index].pc += 1;
+            return Ok(Flow::Changed);
+        }
         self.groups[index].waiting = Waiting::Barrier(number as u32);
         Ok(Flow::Changed)
     }

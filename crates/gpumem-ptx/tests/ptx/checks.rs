@@ -91,6 +91,7 @@ fn a_value_that_is_passed_by_an_atomic_needs_fences_of_the_device() {
         ("", "atom.acq_rel.gpu.global.add", ""),
         ("", "atom.release.gpu.global.add", "membar.gl;"),
         ("membar.gl;", "atom.acquire.gpu.global.add", ""),
+        ("fence.release.gpu;", relaxed, "fence.acquire.gpu;"),
         // A barrier counts as the reader's fence.
         ("membar.gl;", relaxed, "bar.sync 0;"),
     ] {
@@ -102,6 +103,12 @@ fn a_value_that_is_passed_by_an_atomic_needs_fences_of_the_device() {
         ("membar.cta;", relaxed, "membar.gl;"),
         ("membar.gl;", relaxed, "membar.cta;"),
         ("fence.acq_rel.cta;", relaxed, "membar.gl;"),
+        // Between the proxies of a thread, and for the other direction.
+        ("fence.proxy.async;", relaxed, "membar.gl;"),
+        ("fence.proxy.alias;", relaxed, "membar.gl;"),
+        ("membar.gl;", relaxed, "fence.proxy.async.global;"),
+        ("fence.acquire.gpu;", relaxed, "membar.gl;"),
+        ("membar.gl;", relaxed, "fence.release.gpu;"),
         ("membar.gl;", "atom.release.gpu.global.add", ""),
         ("", "atom.acquire.gpu.global.add", ""),
     ] {

@@ -217,3 +217,28 @@ fn all_blocks_of_a_grid_meet() {
     let launch = gpumem_ptx::Launch { steps_max: 1 << 32, ..launch(&parameters, 132, 1) };
     assert_eq!(module.entry("k").unwrap().run(launch, &memory).unwrap().mistake, None);
 }
+
+/// A warp of 8 threads counts as 32 for a barrier with a stated number of threads, and as 8 votes.
+#[test]
+fn votes_at_a_barrier_of_a_stated_number_of_threads() {
+    let lines = |of: &str| {
+        format!(
+            "{AT_THREAD} setp.{of}.u32 %p0, %r0, 100; bar.red.and.pred %p1, 1, 64, %p0; bar.red.or.pred %p2, 1, 64, %p0;\n\
+             bar.red.popc.u32 %r1, 1, 64, %p0;\nselp.u32 %r2, 100, 0, %p1; selp.u32 %r3, 1000, 0, %p2;\n\
+             add.u32 %r1, %r1, %r2; add.u32 %r1, %r1, %r3; st.global.u32 [%rd1], %r1;"
+        )
+    };
+    assert_eq!(run(&lines("lt"), 40, 40).unwrap(), [1140; 40]);
+    assert_eq!(run(&lines("gt"), 40, 40).unwrap(), [0; 40]);
+    let one_no = lines("lt").replace("%r0, 100;", "%r0, 39;");
+    assert_eq!(run(&one_no, 40, 40).unwrap(), [1039; 40]);
+}
+
+/// The lanes of a warp are at two barriers, each with half of another warp.
+#[test]
+fn lanes_of_a_warp_wait_at_barriers_of_their_own() {
+    let lines = "and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r0, 5; barrier.sync %r1, 32;\nbarrier.red.popc.u32 %r2, %r1, 32, %p0;\n\
+                 barrier.arrive %r1, 64; barrier.sync %r1, 64;\nst.global.u32 [%rd1], %r2;";
+    let found = run(&format!("{AT_THREAD}{lines}"), 64, 64).unwrap();
+    assert!(found.into_iter().eq((0..64).map(|thread| thread % 2)));
+}

@@ -220,3 +220,15 @@ fn local_memory_ends_with_the_frame() {
     assert_eq!(out_of_bounds(&calls("st.local.u32 [depot+20], %r0;", fits), 0), Some(("local", 100, 100)));
     assert_eq!(out_of_bounds(&calls(fits, "st.local.u32 [depot+20], %r0;"), 0), Some(("local", 20, 20)));
 }
+
+/// Sums of `f32` flush subnormal numbers in global memory, and keep them in shared memory, also at a generic address.
+#[test]
+fn atomic_sums_flush_by_the_memory_of_the_address() {
+    let lines = ".shared .align 4 .b8 slot[8];\nmov.b32 %f0, 0x00000001; mov.b32 %r0, 0x00000003;\n\
+                 st.shared.u32 [slot], %r0; st.shared.u32 [slot+4], %r0; st.global.u32 [%rd0+8], %r0; st.global.u32 [%rd0+12], %r0;\n\
+                 mov.u64 %rd1, slot; cvta.shared.u64 %rd1, %rd1;\n\
+                 atom.shared.add.f32 %f1, [slot], %f0; atom.add.f32 %f1, [%rd1+4], %f0;\n\
+                 atom.global.add.f32 %f1, [%rd0+8], %f0; atom.add.f32 %f1, [%rd0+12], %f0;\n\
+                 ld.shared.u32 %r1, [slot]; ld.shared.u32 %r2, [slot+4]; st.global.v2.u32 [%rd0], {%r1, %r2};";
+    assert_eq!(run(lines, 1, 4).unwrap(), [4, 4, 0, 0]);
+}

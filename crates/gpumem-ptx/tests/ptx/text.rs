@@ -1,5 +1,6 @@
 //! Texts: every kernel of the repository, what is refused, and hostile ones.
 
+use crate::support::{kernel, module};
 use gpumem_ptx::{Module, PtxProblem};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -123,5 +124,47 @@ proptest! {
     #[test]
     fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = Module::parse(&format!(".version 8.0\n.target sm_80\n{}", String::from_utf8_lossy(&bytes)));
+    }
+}
+
+#[test]
+fn modifiers_and_types_that_an_instruction_does_not_have_are_refused() {
+    let error = |line: &str| module(&kernel(line)).entry("k").unwrap().unsupported().map(ToString::to_string);
+    for line in [
+        "membar.gl;",
+        "membar.cta;",
+        "membar.sys;",
+        "fence.acq_rel.gpu;",
+        "fence.sc.cta;",
+        "fence.proxy.async;",
+        "fence.proxy.async.shared::cta;",
+        "fence.mbarrier_init.release.cluster;",
+        "shfl.sync.idx.b32 %r0, %r1, 0, 31, -1;",
+        "vote.sync.ballot.b32 %r0, %p0, -1;",
+        "vote.sync.all.pred %p0, %p1, -1;",
+        "activemask.b32 %r0;",
+        "bar.red.or.pred %p0, 0, %p1;",
+    ] {
+        assert_eq!(error(line), None, "{line}");
+    }
+    for line in [
+        "membar.gpu;",
+        "membar.acq_rel.gl;",
+        "membar;",
+        "fence.acq_rel.gpu.global;",
+        "fence.acq_rel;",
+        "fence.gl;",
+        "fence.proxy.tensormap::generic.release.gpu;",
+        "fence.proxy.other;",
+        "fence.acq_rel.mbarrier_init.cluster;",
+        "shfl.sync.idx.b64 %rd0, %rd1, 0, 31, -1;",
+        "shfl.sync.idx %r0, %r1, 0, 31, -1;",
+        "vote.sync.ballot.pred %p0, %p1, -1;",
+        "vote.sync.all.b32 %r0, %p1, -1;",
+        "activemask.b64 %rd0;",
+        "bar.red.popc.pred %p0, 0, %p1;",
+    ] {
+        let found = error(line).unwrap_or_else(|| panic!("{line}"));
+        assert!(found.contains(line.split([' ', ';']).next().unwrap()), "{line}: {found}");
     }
 }
