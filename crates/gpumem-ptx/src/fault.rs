@@ -160,6 +160,13 @@ pub enum Mistake {
         /// The line that uses the value.
         use_line: u32,
     },
+    /// A barrier, vote, match or reduction of lanes is executed by a lane that is not in its own mask. Reported only with one of the
+    /// [`Checks`](crate::Checks).
+    #[error("is not in the mask of its own instruction, {mask:#x}")]
+    NotInMask {
+        /// The mask.
+        mask: u32,
+    },
     /// An `assert` of the kernel failed.
     #[error("{}:{line}: {}: assertion `{}` failed", Shown::name(.file), Shown::name(.function), Shown::sentence(.text))]
     Assert {

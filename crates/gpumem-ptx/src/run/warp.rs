@@ -373,11 +373,20 @@ impl Warp {
             Op::Barrier(barrier) => return self.barrier(run, barriers, index, active, barrier),
             Op::WarpBarrier { mask } => {
                 let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes(index, active, Some(&named)) {
+                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
                     return Ok(Flow::Changed);
                 }
                 if let Some(checker) = &mut run.checker {
-                    checker.warp_meets(self.number, active, run.steps);
+                    // Lanes meet those alone that state the same mask.
+                    let mut rest = active;
+                    while rest != 0 {
+                        let mask = named[rest.trailing_zeros() as usize] as u32;
+                        let same = bits(rest)
+                            .filter(|lane| named[*lane] as u32 == mask)
+                            .fold(0, |same, lane| same | 1 << lane);
+                        checker.warp_meets(self.number, same & mask, run.steps);
+                        rest &= !same;
+                    }
                 }
             }
             Op::Shuffle(shuffle) => {
@@ -389,7 +398,7 @@ impl Warp {
             }
             Op::Vote { kind, to, input, mask } => {
                 let named = mask.map(|slot| *self.lanes(run, base, slot));
-                if self.lacks_lanes(index, active, named.as_ref()) {
+                if self.lacks_lanes_of(run, (index, pc), active, named.as_ref()) {
                     return Ok(Flow::Changed);
                 }
                 let yes = set_lanes(self.lanes(run, base, *input));
@@ -407,7 +416,7 @@ impl Warp {
             }
             Op::MatchAny { to, input, mask } => {
                 let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes(index, active, Some(&named)) {
+                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
                     return Ok(Flow::Changed);
                 }
                 let values = *self.lanes(run, base, *input);
@@ -421,7 +430,7 @@ impl Warp {
             }
             Op::MatchAll { to, is_equal, input, mask } => {
                 let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes(index, active, Some(&named)) {
+                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
                     return Ok(Flow::Changed);
                 }
                 let values = *self.lanes(run, base, *input);
@@ -438,7 +447,7 @@ impl Warp {
             }
             Op::Reduce { function, to, input, mask } => {
                 let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes(index, active, Some(&named)) {
+                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
                     return Ok(Flow::Changed);
                 }
                 let values = *self.lanes(run, base, *input);
@@ -449,7 +458,7 @@ impl Warp {
             }
             Op::Elect { to, is_elected, mask } => {
                 let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes(index, active, Some(&named)) {
+                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
                     return Ok(Flow::Changed);
                 }
                 let leader = by_mask(active, Some(&named), u32::trailing_zeros);
@@ -515,6 +524,26 @@ impl Warp {
         self.split_guarded(index, active);
         self.groups[index].waiting = Waiting::Lanes;
         true
+    }
+
+    /// The same, for an instruction that has no meaning for a lane that its own mask leaves out.
+    fn lacks_lanes_of(
+        &mut self,
+        run: &mut Run<'_>,
+        (index, step): (usize, u32),
+        active: u32,
+        named: Option<&Lanes>,
+    ) -> bool {
+        if self.lacks_lanes(index, active, named) {
+            return true;
+        }
+        if let (Some(named), Some(checker)) = (named, &mut run.checker) {
+            for lane in bits(active).filter(|lane| named[*lane] >> lane & 1 == 0) {
+                let thread = self.number * LANES as u32 + lane as u32;
+                checker.report((step, thread), step, Mistake::NotInMask { mask: named[lane] as u32 });
+            }
+        }
+        false
     }
 
     /// Ends the lanes that have nothing left to do but to end: `if (i >= n) return;` before a barrier. Returns true if there were some.

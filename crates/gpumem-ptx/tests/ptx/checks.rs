@@ -67,6 +67,43 @@ fn lanes_of_a_warp_are_ordered_by_its_barrier_alone() {
     );
 }
 
+/// Two barriers that lanes execute together are two, if their masks are.
+#[test]
+fn a_barrier_of_a_warp_orders_the_lanes_of_its_mask_alone() {
+    let lines = |masks: (&str, &str), other: &str| {
+        format!(
+            "st.shared.u32 [%rd3], %r0; setp.lt.u32 %p0, %r0, 16; selp.b32 %r3, {}, {}, %p0;\nbar.warp.sync %r3;\n\
+             xor.b32 %r1, %r0, {other}; mul.wide.u32 %rd4, %r1, 4; mov.u64 %rd5, tile; add.u64 %rd5, %rd5, %rd4;\n\
+             ld.shared.u32 %r2, [%rd5];",
+            masks.0, masks.1
+        )
+    };
+    let halves = ("0xffff", "0xffff0000");
+    assert_eq!(hazards(&lines(halves, "1"), 32), [""; 0]);
+    assert_eq!(hazards(&lines(("-1", "-1"), "16"), 32), [""; 0]);
+    assert!(is_race(&checked(&lines(halves, "16"), 32).hazards, "shared"));
+}
+
+#[test]
+fn a_lane_is_in_its_own_mask() {
+    let lines = |instruction: &str| format!("setp.lt.u32 %p0, %r0, 8;\n{instruction}");
+    for instruction in [
+        "bar.warp.sync MASK;",
+        "vote.sync.ballot.b32 %r1, %p0, MASK;",
+        "vote.sync.any.pred %p1, %p0, MASK;",
+        "match.any.sync.b32 %r1, %r0, MASK;",
+        "match.all.sync.b32 %r1|%p1, %r0, MASK;",
+        "redux.sync.add.u32 %r1, %r0, MASK;",
+        "elect.sync %r1|%p1, MASK;",
+    ] {
+        assert_eq!(hazards(&lines(&instruction.replace("MASK", "0xffff")), 16), [""; 0], "{instruction}");
+        let found = checked(&lines(&instruction.replace("MASK", "0xff")), 16).hazards;
+        let [found] = &found[..] else { panic!("{instruction}: {found:?}") };
+        assert_eq!(found.mistake, Mistake::NotInMask { mask: 0xff }, "{instruction}");
+        assert_eq!((found.line, found.thread), (11, [8, 0, 0]), "{instruction}");
+    }
+}
+
 /// True if nothing but a race in this memory is found.
 fn is_race(found: &[KernelMistake], of: &str) -> bool {
     !found.is_empty()

@@ -122,6 +122,9 @@ pub enum HazardKind {
     /// A thread uses a value that a shuffle took from a lane that does not take part in it. Reported with
     /// [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
     UndefinedLane,
+    /// A lane executes a barrier, vote, match or reduction of lanes whose mask leaves it out. Reported with
+    /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races) or [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
+    NotInMask,
 }
 
 /// The reason why queued work failed.
@@ -255,6 +258,7 @@ impl Finding {
             Self::Hazard { kind: HazardKind::PendingCopy, .. } => "use before a copy is complete",
             Self::Hazard { kind: HazardKind::Uninitialised, .. } => "read of unwritten memory",
             Self::Hazard { kind: HazardKind::UndefinedLane, .. } => "value of a lane that takes no part",
+            Self::Hazard { kind: HazardKind::NotInMask, .. } => "lane outside of its own mask",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
             Self::Module { code: CUresult::CUDA_SUCCESS, .. } => "kernels that cannot run",

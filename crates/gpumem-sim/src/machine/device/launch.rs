@@ -131,6 +131,7 @@ impl Machine {
                 Mistake::Race { .. } => HazardKind::Race,
                 Mistake::PendingCopy { .. } => HazardKind::PendingCopy,
                 Mistake::UndefinedLane { .. } => HazardKind::UndefinedLane,
+                Mistake::NotInMask { .. } => HazardKind::NotInMask,
                 _ => HazardKind::Uninitialised,
             };
             let place = place_of(kernel, &hazard);
