@@ -38,6 +38,12 @@ pub(crate) fn round_up(size_bytes: u64, multiple: u64) -> Answer<u64> {
     size_bytes.checked_next_multiple_of(multiple).filter(|&bytes| bytes < 1 << 60).ok_or(OUT_OF_MEMORY)
 }
 
+/// The room that a block takes of a range that it shares with others. What is unused behind it, one byte at least, keeps an overrun from
+/// being an access to a neighbour.
+pub(crate) fn room_bytes(size_bytes: u64) -> Answer<u64> {
+    round_up(size_bytes.saturating_add(1), ALIGNMENT_BYTES)
+}
+
 /// The alignment of allocations.
 pub(crate) const ALIGNMENT_BYTES: u64 = 512;
 /// Addresses that stay unused behind each mapping.

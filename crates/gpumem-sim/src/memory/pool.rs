@@ -7,8 +7,10 @@
 //! when another allocation finds the device full.
 
 use crate::backing::{Backing, Bytes};
+use crate::base::codes::Answer;
 use crate::base::extents::Extents;
 use crate::memory::pending::Pending;
+use crate::memory::plain::{ALIGNMENT_BYTES, SMALL_BYTES_MAX, room_bytes, round_up};
 use crate::memory::pool_file::Sharing;
 pub(crate) use crate::memory::pool_kind::PoolKind;
 use crate::memory::pool_reuse::Policies;
@@ -82,6 +84,12 @@ impl Pool {
 
     pub(crate) fn shared(self, sharing: Sharing) -> Self {
         Self { sharing, ..self }
+    }
+
+    /// The room that a block takes. Large ones fill their segments, and those of a pool with a maximum fill it, as the driver's do.
+    pub(crate) fn room_bytes(&self, size_bytes: u64) -> Answer<u64> {
+        let is_exact = size_bytes > SMALL_BYTES_MAX || self.bytes_max != u64::MAX;
+        if is_exact { round_up(size_bytes, ALIGNMENT_BYTES) } else { room_bytes(size_bytes) }
     }
 
     pub(crate) fn bytes_at(&self, address: u64) -> Option<Bytes> {

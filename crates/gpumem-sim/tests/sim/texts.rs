@@ -133,6 +133,36 @@ fn an_overrun_names_kernel_line_thread_and_allocation() {
     assert_eq!(place.to_string(), "kernel `axpy`, line 14, block (1, 0, 0), thread (0, 0, 0)");
 }
 
+/// Whatever the size, no block that kernels may use begins where another one ends.
+#[test]
+fn an_overrun_by_one_into_a_neighbour_is_found() {
+    for size_bytes in [4, 508, 512, 1024, 4096, 1 << 20] {
+        for is_of_pool in [false, true] {
+            let all = texts(1);
+            let alloc = || match is_of_pool {
+                true => all.gpu.alloc_on(all.stream, size_bytes),
+                false => all.gpu.alloc(size_bytes),
+            };
+            // One of them is between two others.
+            let blocks = [alloc(), alloc(), alloc()];
+            blocks.iter().for_each(|block| all.gpu.fill(all.stream, *block, 0, size_bytes));
+            let len = size_bytes as u32 / 4;
+            for block in blocks {
+                all.comb(all.stream, block + size_bytes as u64 - 4, 1).unwrap();
+            }
+            all.axpy(blocks[1], blocks[1], len.min(64)).unwrap();
+            all.gpu.sync(all.stream);
+            all.comb(all.stream, blocks[1] + size_bytes as u64, 1).unwrap();
+            let outcome = all.gpu.try_sync(all.stream);
+            assert_eq!(
+                code(outcome),
+                CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+                "{size_bytes} bytes, of a pool: {is_of_pool}"
+            );
+        }
+    }
+}
+
 /// What a kernel did decides, to the byte: two kernels may use every second word each, and not the same ones.
 #[test]
 fn races_are_those_of_the_bytes_that_kernels_touched() {

@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::machine::stream::execute::copy_bytes;
 use crate::memory::Allocation;
 use crate::memory::allocated_by::AllocatedBy;
-use crate::memory::plain::{ALIGNMENT_BYTES, Chunk, SMALL_BYTES_MAX, round_up};
+use crate::memory::plain::{Chunk, SMALL_BYTES_MAX, room_bytes, round_up};
 
 impl Machine {
     /// Allocates device memory for all streams at once.
@@ -65,7 +65,7 @@ impl Machine {
         if size_bytes > SMALL_BYTES_MAX {
             return self.chunk_create(device, round_up(size_bytes, CHUNK_BYTES)?, false);
         }
-        let size_bytes = round_up(size_bytes, ALIGNMENT_BYTES)? + self.padding_bytes();
+        let size_bytes = room_bytes(size_bytes)?;
         if let Some(base) = self.devices[device].plain.free.take(size_bytes) {
             return Ok(base);
         }
@@ -73,15 +73,6 @@ impl Machine {
         let free = &mut self.devices[device].plain.free;
         free.give(base, CHUNK_BYTES);
         free.take(size_bytes).ok_or(OUT_OF_MEMORY)
-    }
-
-    /// The unused bytes behind a small block: an overrun by little is then no access to a neighbour.
-    fn padding_bytes(&self) -> u64 {
-        if self.config.is_looking_inside_kernels || self.config.is_unwritten_wanted {
-            ALIGNMENT_BYTES
-        } else {
-            0
-        }
     }
 
     fn chunk_create(&mut self, device: usize, size_bytes: u64, is_shared: bool) -> Answer<u64> {
@@ -112,16 +103,12 @@ impl Machine {
     }
 
     pub(crate) fn plain_release(&mut self, allocation: &Allocation) {
-        let padding_bytes = self.padding_bytes();
         let device = &mut self.devices[allocation.device];
         let plain = &mut device.plain;
         let Some((base, chunk)) = plain.chunk(allocation.base) else { return };
         let (size_bytes, is_shared) = (chunk.size_bytes, chunk.is_shared);
-        if is_shared {
-            plain.free.give(
-                allocation.base,
-                allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES) + padding_bytes,
-            );
+        if is_shared && let Ok(room_bytes) = room_bytes(allocation.size_bytes) {
+            plain.free.give(allocation.base, room_bytes);
         }
         if (!is_shared || plain.free.take_whole(base, size_bytes))
             && let Some(chunk) = plain.chunks.remove(&base)

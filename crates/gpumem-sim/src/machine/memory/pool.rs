@@ -7,7 +7,7 @@ use crate::base::codes::{
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
-use crate::memory::plain::{ALIGNMENT_BYTES, round_up};
+use crate::memory::plain::round_up;
 use crate::memory::pool::{Pool, PoolValue, SEGMENT_BYTES};
 use crate::memory::pool_kind::PoolKind;
 use crate::memory::pool_reuse::Policies;
@@ -69,8 +69,8 @@ impl Machine {
             return Ok(0);
         }
         let context = self.streams.get(stream).ok_or(INVALID_VALUE)?.context;
-        let rounded_bytes = round_up(size_bytes, ALIGNMENT_BYTES)?;
-        let base = self.pool_take(pool, rounded_bytes, stream)?;
+        let room_bytes = self.pool(pool)?.room_bytes(size_bytes)?;
+        let base = self.pool_take(pool, room_bytes, stream)?;
         let found = self.pools.get_mut(pool).ok_or(INVALID_VALUE)?;
         let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
         found.used.add(size_bytes);
@@ -123,7 +123,8 @@ impl Machine {
         if let Some(pool) = allocation.allocated_by.pool()
             && let Some(pool) = self.pools.get_mut(pool)
         {
-            pool.pending.insert(base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES), point);
+            let room_bytes = pool.room_bytes(allocation.size_bytes)?;
+            pool.pending.insert(base, room_bytes, point);
         }
         Ok(())
     }

@@ -3,7 +3,6 @@
 use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::base::handle::Handle;
 use crate::machine::Machine;
-use crate::memory::plain::ALIGNMENT_BYTES;
 use crate::memory::pool::{Pool, Segment};
 use crate::order::Point;
 use crate::order::happens_before::HappensBefore;
@@ -66,7 +65,7 @@ impl Machine {
     /// streams.
     pub(crate) fn pool_release(&mut self, handle: Handle, base: u64, size_bytes: u64, at: Option<Point>) {
         let Some(pool) = self.pools.get_mut(handle) else { return };
-        let size_bytes = size_bytes.next_multiple_of(ALIGNMENT_BYTES);
+        let Ok(size_bytes) = pool.room_bytes(size_bytes) else { return };
         match at {
             None => pool.free.give(base, size_bytes),
             // A destroyed pool reuses nothing.
