@@ -1,11 +1,15 @@
 //! Prints the simulator's findings when the process exits, because no caller can query them.
 //!
+//! `GPUMEM_SIM_ERROR_EXITCODE` is the exit status of a process with findings.
+//!
 //! `GPUMEM_SIM_FINDINGS` chooses the form: `text` (default); `json`, one object a line; `github`, annotations of GitHub's workflows.
 
-use crate::process::{DRIVER, STARTED_BY, print};
+use crate::process::{DRIVER, ERROR_EXITCODE, STARTED_BY, print};
 use gpumem_sim::sys::env;
 use gpumem_sim::{Finding, Report};
+use std::ffi::{c_int, c_void};
 use std::fmt::Write as _;
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
 /// Called by the loader when the process exits, after everything that the program has registered for that.
@@ -26,9 +30,12 @@ extern "C" fn at_exit() {
         report.findings.iter().filter(|finding| matches!(finding, Finding::Module { .. })).collect();
     let form = env::read(gpumem_sim::VARIABLES, "GPUMEM_SIM_FINDINGS");
     let all = refused.iter().chain(&found);
+    let more = report.more_findings_count;
     match form.ok().flatten().as_deref().map(str::trim) {
-        Some("json") => print(&all.map(|finding| json(finding)).collect::<String>()),
-        Some("github") => print(&all.map(|finding| annotation(finding)).collect::<String>()),
+        Some("json") => print(&(all.map(|finding| json(finding)).collect::<String>() + &json_of_more(more))),
+        Some("github") => {
+            print(&(all.map(|finding| annotation(finding)).collect::<String>() + &annotation_of_more(more)));
+        }
         other => {
             if !matches!(other, None | Some("" | "text")) {
                 print(
@@ -39,6 +46,7 @@ extern "C" fn at_exit() {
                 print(&listed(
                     "gpumem's simulator does not run all modules and kernels of this program:\n",
                     &refused,
+                    0,
                 ));
             }
             if !found.is_empty() {
@@ -46,6 +54,21 @@ extern "C" fn at_exit() {
             }
         }
     }
+    let code = ERROR_EXITCODE.load(Ordering::Relaxed);
+    if code != 0 && !found.is_empty() {
+        // SAFETY: null stands for all streams. The program has ended, and what runs behind this alone are destructors of other libraries.
+        unsafe {
+            fflush(null_mut());
+            _exit(code);
+        }
+    }
+}
+
+unsafe extern "C" {
+    /// Writes what the streams of C have in their buffers.
+    fn fflush(stream: *mut c_void) -> c_int;
+    /// Ends the process without further destructors.
+    fn _exit(code: c_int) -> !;
 }
 
 fn text(report: &Report, found: &[&Finding]) -> String {
@@ -53,14 +76,30 @@ fn text(report: &Report, found: &[&Finding]) -> String {
     let start = format!(
         "gpumem's simulator has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n"
     );
-    listed(&start, found)
+    listed(&start, found, report.more_findings_count)
 }
 
-fn listed(start: &str, found: &[&Finding]) -> String {
-    found.iter().take(SHOWN_MAX).fold(start.to_string(), |mut text, finding| {
+/// A list, with the number of what it leaves out: `more` were not kept.
+fn listed(start: &str, found: &[&Finding], more: usize) -> String {
+    let mut text = found.iter().take(SHOWN_MAX).fold(start.to_string(), |mut text, finding| {
         let _ = writeln!(text, "  {finding}");
         text
-    })
+    });
+    let more = more + found.len().saturating_sub(SHOWN_MAX);
+    if more > 0 {
+        let _ = writeln!(text, "  and {more} more");
+    }
+    text
+}
+
+/// One line with the number of the findings that were not kept, if there are any.
+fn json_of_more(count: usize) -> String {
+    let object = serde_json::json!({ "name": "more findings", "text": format!("{count} more findings"), "count": count });
+    if count > 0 { format!("{object}\n") } else { String::new() }
+}
+
+fn annotation_of_more(count: usize) -> String {
+    if count > 0 { format!("::error title=more findings::{count} more findings\n") } else { String::new() }
 }
 
 /// One line with an object.
@@ -86,7 +125,9 @@ fn annotation(finding: &Finding) -> String {
     let source = finding.place().and_then(|place| place.source_line.as_deref()?.rsplit_once(':'));
     let place =
         source.map_or_else(String::new, |(file, line)| format!("file={},line={line},", property(file)));
-    format!("::error {place}title={}::{}\n", property(finding.name()), escaped(&finding.to_string()))
+    // A program may have an alternative to a module that does not run here.
+    let command = if matches!(finding, Finding::Module { .. }) { "warning" } else { "error" };
+    format!("::{command} {place}title={}::{}\n", property(finding.name()), escaped(&finding.to_string()))
 }
 
 /// Refused calls have returned an error already, and a program may leave all memory to the driver when it exits. Modules are listed apart:

@@ -107,12 +107,57 @@ fn a_finding_in_a_kernel_has_its_place() {
 }
 
 #[test]
+fn findings_decide_the_exit_status_if_that_is_asked_for() {
+    let code = |test, variables: &[_]| run(test, variables).status.code();
+    let racy = "child::writes_the_same_bytes_on_two_streams";
+    assert_eq!(code(racy, &[]), Some(0));
+    for form in ["text", "json", "github"] {
+        let output = run(racy, &[("GPUMEM_SIM_ERROR_EXITCODE", "42"), ("GPUMEM_SIM_FINDINGS", form)]);
+        assert_eq!(output.status.code(), Some(42));
+        // What the program has written arrives.
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("1 passed") && !output.stderr.is_empty(), "{output:?}");
+    }
+    assert_eq!(code("child::calls_what_is_lacking", &[("GPUMEM_SIM_ERROR_EXITCODE", "42")]), Some(0));
+    assert_eq!(code("child::loads_machine_code", &[("GPUMEM_SIM_ERROR_EXITCODE", "42")]), Some(0));
+    for value in ["0", "256", "-1", "yes"] {
+        let output = run("child::is_not_initialized", &[("GPUMEM_SIM_ERROR_EXITCODE", value)]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(&format!("GPUMEM_SIM_ERROR_EXITCODE=\"{value}\"")), "{stderr}");
+        passes(output);
+    }
+}
+
+#[test]
+fn what_the_list_leaves_out_is_counted() {
+    let stderr = |form| {
+        let output = run("child::races_often", &[("GPUMEM_SIM_FINDINGS", form)]);
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = stderr("text");
+    assert_eq!(text.lines().filter(|line| line.contains("race between streams")).count(), 20, "{text}");
+    let more =
+        text.lines().last().unwrap().strip_prefix("  and ").and_then(|line| line.strip_suffix(" more"));
+    let more: usize = more.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+    // The other forms have all that were kept, and count the others.
+    let json = stderr("json");
+    let objects: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let counted = objects.last().unwrap()["count"].as_u64().unwrap() as usize;
+    assert_eq!(objects.len() - 1 + counted, 20 + more, "{json}");
+    let last = format!("::error title=more findings::{counted} more findings");
+    assert_eq!(stderr("github").lines().last(), Some(&*last));
+}
+
+#[test]
 fn why_a_module_was_refused_is_said_at_exit() {
     let output = run("child::loads_machine_code", &[]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("cuModuleLoadData returned CUDA_ERROR_NO_BINARY_FOR_GPU"), "{stderr}");
     assert!(stderr.contains("-gencode arch=compute_XX") && !stderr.contains("has found"), "{stderr}");
     passes(output);
+    let annotation = run("child::loads_machine_code", &[("GPUMEM_SIM_FINDINGS", "github")]).stderr;
+    assert!(annotation.starts_with(b"::warning title=refused module::"), "{annotation:?}");
 }
 
 /// The process can exit with anything alive: threads inside of calls, memory, streams, and thread-locals whose destructors call
@@ -192,6 +237,17 @@ mod child {
     #[test]
     #[ignore = "needs the library on the path; its parent starts it"]
     fn writes_the_same_bytes_on_two_streams() {
+        race(1);
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn races_often() {
+        race(200);
+    }
+
+    /// As many times, two streams write the same bytes.
+    fn race(times: usize) {
         let table = table();
         let (mut context, mut address) = (std::ptr::null_mut(), 0);
         // SAFETY: the out-pointers live through the calls; the handles are the driver's own.
@@ -200,7 +256,7 @@ mod child {
             assert_eq!(table.cuDevicePrimaryCtxRetain.unwrap()(&mut context, 0), CUresult::CUDA_SUCCESS);
             assert_eq!(table.cuCtxSetCurrent.unwrap()(context), CUresult::CUDA_SUCCESS);
             assert_eq!(table.cuMemAlloc_v2.unwrap()(&mut address, 64), CUresult::CUDA_SUCCESS);
-            for value in [1, 2] {
+            for value in [1, 2].repeat(times) {
                 let mut stream = std::ptr::null_mut();
                 assert_eq!(table.cuStreamCreate.unwrap()(&mut stream, 1), CUresult::CUDA_SUCCESS);
                 assert_eq!(
@@ -314,12 +370,18 @@ fn table() -> Table {
 
 /// Runs one test of this program with the library on its path and no `GPUMEM_` variables but `variables`.
 fn run(test: &str, variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = without_variables(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", test, "--nocapture"]).env("LD_LIBRARY_PATH", laid_out());
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+/// A program that has no `GPUMEM_` variables of this process.
+fn without_variables(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
         command.env_remove(name);
     }
-    command.args(["--ignored", "--exact", test, "--nocapture"]).env("LD_LIBRARY_PATH", laid_out());
-    command.envs(variables.iter().copied()).output().unwrap()
+    command
 }
 
 fn passes(output: Output) {

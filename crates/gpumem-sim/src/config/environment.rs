@@ -27,6 +27,10 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "`text` (default), `json` or `github`: the form in which the drop-in prints findings at exit",
     },
     Variable {
+        name: "GPUMEM_SIM_ERROR_EXITCODE",
+        meaning: "a number from 1 to 255: the exit status of a process on the drop-in in which the simulator has found something (default: the process's own)",
+    },
+    Variable {
         name: "GPUMEM_SIM_BACKTRACES",
         meaning: "`1` or `0` (default): whether findings of the simulator show the call stacks of allocations",
     },
