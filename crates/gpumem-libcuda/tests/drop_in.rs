@@ -128,6 +128,43 @@ fn findings_decide_the_exit_status_if_that_is_asked_for() {
     }
 }
 
+/// The step of a workflow in `docs/how-to/check-kernels.md`, as a runner starts it.
+#[test]
+fn the_workflow_of_the_guide_fails_where_it_should() {
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/how-to/check-kernels.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let (_, steps) = guide.split_once("```yaml\n").unwrap();
+    let (steps, _) = steps.split_once("\n```").unwrap();
+    let (_, step) = steps.split_once("- shell: bash\n  run: |\n").unwrap();
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("workflow");
+    std::fs::create_dir_all(folder.join("target")).unwrap();
+    match std::os::unix::fs::symlink(laid_out(), folder.join("drop-in")) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{error}"),
+        _ => {}
+    }
+    let program = |name: &str, test: &str| {
+        let path = folder.join(name);
+        let this = std::env::current_exe().unwrap();
+        let script = format!("#!/bin/sh\nexec {this:?} --ignored --exact {test} \"$@\"\n");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let clean = program("clean", "child::calls_what_is_lacking");
+    let racy = program("racy", "child::writes_the_same_bytes_on_two_streams");
+    let failing = program("failing", "child::fails");
+    for (programs, code) in
+        [([&clean, &clean], 0), ([&clean, &racy], 3), ([&racy, &clean], 3), ([&failing, &clean], 101)]
+    {
+        let list = programs.map(|program| format!("{program}\n")).concat();
+        std::fs::write(folder.join("target/test-programs"), list).unwrap();
+        let mut bash = without_variables("bash");
+        let bash = bash.args(["--noprofile", "--norc", "-eo", "pipefail", "-c", step]).current_dir(&folder);
+        let output = bash.output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{programs:?} {output:?}");
+    }
+}
+
 #[test]
 fn what_the_list_leaves_out_is_counted() {
     let stderr = |form| {
@@ -244,6 +281,12 @@ mod child {
     #[ignore = "needs the library on the path; its parent starts it"]
     fn races_often() {
         race(200);
+    }
+
+    #[test]
+    #[ignore = "its parent starts it"]
+    fn fails() {
+        panic!("by design");
     }
 
     /// As many times, two streams write the same bytes.
