@@ -152,10 +152,9 @@ entries! {
     ) {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
         // SAFETY: the caller gives the parameters of this function in one of the two forms.
-        unsafe { launch(call, function, shape, stream, (parameters, extra)) }
+        unsafe { launch(call, function, (shape, false), stream, (parameters, extra)) }
     }
 
-    // A kernel runs for its whole grid at once, so all its threads are resident.
     fn cuLaunchCooperativeKernel(
         call,
         function: CUfunction,
@@ -171,7 +170,7 @@ entries! {
     ) {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
         // SAFETY: the caller gives a pointer for each parameter of this function.
-        unsafe { launch(call, function, shape, stream, (parameters, null_mut())) }
+        unsafe { launch(call, function, (shape, true), stream, (parameters, null_mut())) }
     }
 
     fn cuLaunchKernelEx(
@@ -182,6 +181,7 @@ entries! {
         extra: *mut *mut c_void,
     ) {
         let config = take(config)?;
+        let mut is_cooperative = false;
         for index in 0..config.numAttrs as usize {
             let attribute = config.attrs.wrapping_add(index);
             // SAFETY: there are `numAttrs` attributes, and each begins with its kind.
@@ -191,7 +191,10 @@ entries! {
                 let cluster = unsafe { take_at(attribute)?.value.clusterDim };
                 cluster == ClusterDimension { x: 1, y: 1, z: 1 }
             };
-            if !is_one_block && !WITHOUT_EFFECT.contains(&id) {
+            if id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE {
+                // SAFETY: an attribute of this kind is whole, and has a number.
+                is_cooperative = unsafe { take_at(attribute)?.value.cooperative } != 0;
+            } else if !is_one_block && !WITHOUT_EFFECT.contains(&id) {
                 return Err(refused_attribute(call, id));
             }
         }
@@ -201,7 +204,7 @@ entries! {
             shared_bytes: config.sharedMemBytes,
         };
         // SAFETY: the caller gives the parameters of this function in one of the two forms.
-        unsafe { launch(call, function, shape, config.hStream, (parameters, extra)) }
+        unsafe { launch(call, function, (shape, is_cooperative), config.hStream, (parameters, extra)) }
     }
 
     fn cuModuleGetFunctionCount(call, count: Target<c_uint>, module: CUmodule) {
@@ -223,7 +226,7 @@ entries! {
     }
 }
 
-/// Queues a kernel.
+/// Queues a kernel, whose blocks must all be resident if it is cooperative.
 ///
 /// # Safety
 ///
@@ -231,7 +234,7 @@ entries! {
 unsafe fn launch(
     call: &mut Call<'_>,
     function: CUfunction,
-    shape: Shape,
+    (shape, is_cooperative): (Shape, bool),
     stream: CUstream,
     (parameters, extra): (*mut *mut c_void, *mut *mut c_void),
 ) -> Answer<()> {
@@ -239,6 +242,9 @@ unsafe fn launch(
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
     let of_stream = |machine: &Machine| Ok(machine.streams.get(stream).ok_or(INVALID_HANDLE)?.context);
     let function = call.launchable(function, of_stream)?;
+    if is_cooperative {
+        call.check_cooperative(function, &shape)?;
+    }
     // SAFETY: the caller guarantees the conditions of `cuLaunchKernel`.
     let packed = unsafe { packed(call, function, parameters, extra)? };
     call.make_room(stream)?;
@@ -265,12 +271,9 @@ fn refused_attribute(call: &mut Call<'_>, id: CUlaunchAttributeID) -> CUresult {
     call.note_image(&ImageError::new(NOT_SUPPORTED, text))
 }
 
-/// The launch attributes that the simulator accepts, beside clusters of one block.
-const WITHOUT_EFFECT: [CUlaunchAttributeID; 3] = [
-    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
-    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
-];
+/// The launch attributes that change nothing here.
+const WITHOUT_EFFECT: [CUlaunchAttributeID; 2] =
+    [CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE, CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY];
 
 /// Copies the parameters of a kernel, given in either of the two forms.
 ///

@@ -192,6 +192,33 @@ fn launches_in_their_other_forms() {
         gpu.cuLaunchCooperativeKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters).unwrap();
         gpu.cuLaunchKernelEx(&config, function, parameters, null_mut()).unwrap();
         assert_eq!(gpu.download(stream, memory, 4), [2, 0, 0, 0]);
+        // A cooperative launch of more blocks than the device holds is refused in both forms, and one of another kind is not.
+        let blocks = |threads| {
+            let mut count = 0;
+            gpu.cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut count, function, threads, 0).unwrap();
+            132 * count as u32
+        };
+        let too_large = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+        for (threads, more, expected) in [
+            (1, 0, CUresult::CUDA_SUCCESS),
+            (1, 1, too_large),
+            (1024, 0, CUresult::CUDA_SUCCESS),
+            (1024, 1, too_large),
+        ] {
+            let grid = blocks(threads) + more;
+            let threads = threads as u32;
+            let launched =
+                gpu.cuLaunchCooperativeKernel(function, grid, 1, 1, threads, 1, 1, 0, stream, parameters);
+            assert_eq!(code(launched), expected, "{grid} blocks of {threads}");
+            (config.gridDimX, config.blockDimX) = (grid, threads);
+            for (is_cooperative, expected) in [(1, expected), (0, CUresult::CUDA_SUCCESS)] {
+                (*config.attrs).value.cooperative = is_cooperative;
+                assert_eq!(code(gpu.cuLaunchKernelEx(&config, function, parameters, null_mut())), expected);
+            }
+        }
+        let none = gpu.cuLaunchCooperativeKernel(function, 1, 1, 1, 1025, 1, 1, 0, stream, parameters);
+        assert_eq!(code(none), INVALID_VALUE);
+        (config.gridDimX, config.blockDimX) = (1, 1);
         // A cluster of one block is a block. Others are refused by name, and the finding says what to do.
         (*config.attrs).id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         for (x, expected) in [(1, CUresult::CUDA_SUCCESS), (2, CUresult::CUDA_ERROR_NOT_SUPPORTED)] {

@@ -3,14 +3,16 @@
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
-use crate::device::module::REGISTERS_PER_THREAD;
+use crate::device::module::{REGISTERS_PER_THREAD, Shape};
 use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES_OPTIN};
 use crate::machine::Machine;
+use gpumem_sys::types::CUresult;
 
 impl Machine {
     /// The number of blocks with this size and dynamic shared memory that a multiprocessor holds.
     pub(crate) fn occupancy(&self, function: Handle, block_threads: i32, shared_bytes: u64) -> Answer<u32> {
-        let shared_bytes_max = self.function(function)?.shared_bytes_max as u64;
+        let function = self.function(function)?;
+        let shared_bytes_max = function.shared_bytes_max as u64;
         let threads = u64::try_from(block_threads).map_err(|_| INVALID_VALUE)?;
         if threads == 0 {
             return Err(INVALID_VALUE);
@@ -20,8 +22,22 @@ impl Machine {
         }
         let warps = threads.div_ceil(WARP_THREADS);
         let by_registers = REGISTERS / (REGISTERS_PER_THREAD as u64 * WARP_THREADS * warps);
-        let by_shared = SHARED_BYTES_TOTAL / (shared_bytes + SHARED_BYTES_RESERVED);
+        let declared_bytes = function.body.entry().shared_bytes();
+        let by_shared = SHARED_BYTES_TOTAL / (declared_bytes + shared_bytes + SHARED_BYTES_RESERVED);
         Ok((WARPS_MAX / warps).min(by_registers).min(by_shared).min(BLOCKS_MAX) as u32)
+    }
+
+    /// Refuses a cooperative launch of more blocks than the device holds, as its blocks may wait for each other.
+    pub(crate) fn check_cooperative(&self, function: Handle, shape: &Shape) -> Answer<()> {
+        let found = self.function(function)?;
+        shape.check(found.body.entry(), found.shared_bytes_max)?;
+        let count = |parts: [u32; 3]| parts.into_iter().map(u64::from).fold(1, u64::saturating_mul);
+        let threads = i32::try_from(count(shape.block)).map_err(|_| INVALID_VALUE)?;
+        let resident = self.occupancy(function, threads, shape.shared_bytes.into())?;
+        if count(shape.grid) > u64::from(resident) * MULTIPROCESSORS as u64 {
+            return Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        Ok(())
     }
 
     /// The block size with the most active threads, the largest of several, and the number of such blocks that fills the device.
