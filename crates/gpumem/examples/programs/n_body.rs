@@ -1,4 +1,4 @@
-//! 256 bodies that attract each other, by leapfrog steps. Distances are never stored: each sum is one kernel over all pairs.
+//! 128 bodies that attract each other, by leapfrog steps. Distances are never stored: each sum is one kernel over all pairs.
 //!
 //! In CuPy:
 //!
@@ -15,7 +15,7 @@ use gpumem::ndarray::{Axis, Ix1};
 use gpumem::{ArrayError, Gpu, GpuArray};
 use std::error::Error;
 
-const BODIES: usize = 256;
+const BODIES: usize = 128;
 const STEPS: usize = 20;
 const STEP: f64 = 1e-3;
 /// Added to squared distances, so that forces are finite.

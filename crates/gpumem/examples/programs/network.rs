@@ -56,13 +56,13 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let mut b1 = Parameter::new(GpuArray::zeros(gpu, 32)?)?;
     let mut w2 = Parameter::new(GpuArray::random_normal(gpu, (32, 10), &mut rng)? * 0.18)?;
     let mut b2 = Parameter::new(GpuArray::zeros(gpu, 10)?)?;
-    for step in 1..=60 {
+    for step in 1..=20 {
         let h = (known.dot(&w1.value)?.lazy() + &b1.value).tanh().eval()?;
         let z = h.dot(&w2.value)? + &b2.value;
         let d = ((softmax(&z)?.lazy() - &one_hot) * (1.0 / 1500.0)).eval()?;
         let dh = (d.dot(&w2.value.t())?.lazy() * (1.0 - h.lazy() * &h)).eval()?;
         // Adam's correction of moments that begin at zero.
-        let rate = 0.02 * (1.0 - 0.999_f32.powi(step)).sqrt() / (1.0 - 0.9_f32.powi(step));
+        let rate = 0.05 * (1.0 - 0.999_f32.powi(step)).sqrt() / (1.0 - 0.9_f32.powi(step));
         w1.step(&known.t().dot(&dh)?, rate)?;
         b1.step(&dh.lazy().sum_axis(Axis(0))?, rate)?;
         w2.step(&h.t().dot(&d)?, rate)?;
@@ -72,6 +72,6 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let found = (h.dot(&w2.value)?.lazy() + &b2.value).argmax_axis(Axis(1))?;
     let is_right = found.lazy().equals(digits.slice(s![1500..])?.lazy().cast::<i64>());
     let right = is_right.count()?.into_scalar()? as f64 / found.len() as f64;
-    check("the share of right answers", right, 0.93, 3e-2)?;
+    check("the share of right answers", right, 0.88, 4e-2)?;
     Ok(format!("{:.1} % of unknown digits right", right * 100.0))
 }

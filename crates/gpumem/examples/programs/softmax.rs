@@ -3,7 +3,7 @@
 //! In CuPy:
 //!
 //! ```python
-//! for _ in range(60):
+//! for _ in range(15):
 //!     z = x @ w
 //!     e = cupy.exp(z - z.max(1, keepdims=True))
 //!     w -= 2 / len(x) * (x.T @ (e / e.sum(1, keepdims=True) - one_hot))
@@ -24,18 +24,18 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
         digits.slice(s![..1500])?.lazy().insert_axis(Axis(1)).equals(&classes).cast::<f32>().eval()?;
     let mut w = GpuArray::<f32, _>::zeros(gpu, (64, 10))?;
     let mut p = one_hot.try_clone()?;
-    for _ in 0..60 {
+    for _ in 0..15 {
         p = softmax(&known.dot(&w)?)?;
         let gradient = known.t().dot(&(&p - &one_hot))?;
         w -= gradient.lazy() * (2.0 / 1500.0);
     }
     let loss = -(p.lazy().ln() * &one_hot).sum()?.into_scalar()? / 1500.0;
     // From the same steps in NumPy.
-    check("the loss", loss.into(), 0.222_447, 1e-3)?;
+    check("the loss", loss.into(), 0.546_976, 1e-3)?;
     let found = unknown.dot(&w)?.lazy().argmax_axis(Axis(1))?;
     let is_right = found.lazy().equals(digits.slice(s![1500..])?.lazy().cast::<i64>());
     let right = is_right.count()?.into_scalar()? as f64 / found.len() as f64;
-    check("the share of right answers", right, 0.892, 1e-2)?;
+    check("the share of right answers", right, 0.865, 1e-2)?;
     Ok(format!("loss {loss:.4}; {:.1} % of unknown digits right", right * 100.0))
 }
 
