@@ -8,9 +8,10 @@ use gpumem_adapt::array::ndarray::{
 use gpumem_adapt::array::pool::sys::types::{CUfunction, CUmodule, CUresult};
 use gpumem_adapt::array::pool::sys::{Driver, DriverKind, Table};
 use gpumem_adapt::array::pool::{Device, Pool};
-use gpumem_adapt::array::{Cast, Element, Factor, Gpu, GpuArray, Indices, Numeric, Rng};
+use gpumem_adapt::array::{ArrayError, Cast, Cublas, Element, Factor, Gpu, GpuArray, Indices, Numeric, Rng};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
+use gpumem_tests::harness::cases::skip;
 use gpumem_tests::harness::is_thorough;
 use half::{bf16, f16};
 use std::collections::BTreeSet;
@@ -604,6 +605,34 @@ cases! {
         }
     }
 
+    /// Products by cuBLAS of operands in both orders, with gaps and empty, by handles that were used before.
+    fn products_by_cublas(driver: &Driver) {
+        for gpu in &both(driver) {
+            for _ in 0..2 {
+                let blas = match Cublas::new(gpu) {
+                    Ok(blas) => blas,
+                    Err(refused @ ArrayError::Cudarc { .. }) => return skip(&refused.to_string()),
+                    Err(error) => panic!("{error}"),
+                };
+                let other = Cublas::new(gpu).unwrap();
+                for [m, k, n] in [[1, 1, 1], [33, 17, 65], [128, 64, 1], [0, 3, 4], [3, 0, 4]] {
+                    let (a, host_a) = array::<f64>(gpu, m * k, 1);
+                    let (b, host_b) = array::<f64>(gpu, 2 * k * n, 2);
+                    let host_a = Array2::from_shape_vec((m, k), host_a).unwrap();
+                    let host_b = Array2::from_shape_vec((n, 2 * k), host_b).unwrap();
+                    let (a, b) = (a.into_shape((m, k)).unwrap(), b.into_shape((n, 2 * k)).unwrap());
+                    let (b, host_b) = (b.slice(s![.., ..;2]).unwrap(), host_b.slice(s![.., ..;2]));
+                    let wanted = host_a.dot(&host_b.t());
+                    assert_eq!(blas.dot(&a, &b.t()).unwrap().to_array().unwrap(), wanted);
+                    assert_eq!(other.dot(&b, &a.t()).unwrap().to_array().unwrap().t(), wanted);
+                    let (a, b) = (a.cast::<f32>().unwrap(), b.cast::<f32>().unwrap());
+                    let found = blas.dot(&a, &b.t()).unwrap().cast::<f64>().unwrap();
+                    assert_eq!(found.to_array().unwrap(), wanted);
+                }
+            }
+        }
+    }
+
     /// Arrays that travel in one buffer get their own bytes, at every size around the kernel's stores.
     fn packs(driver: &Driver) {
         for gpu in &both(driver) {
@@ -683,6 +712,7 @@ const CASES: &[fn(&Driver)] = &[
     true_places,
     scattered_additions,
     scattered_additions_that_round,
+    products_by_cublas,
     packs,
     strided_copies,
     transposed_copies,

@@ -27,6 +27,7 @@ macro_rules! operations {
         $name:ident $method:ident |$emitter:ident, $operands:ident| $emit:expr;
     )* })*) => {
         #[derive(Clone, Copy)]
+        #[cfg_attr(not(feature = "complex"), allow(dead_code, reason = "nothing has parts"))]
         enum Index {
             $($($name,)*)*
         }

@@ -219,7 +219,7 @@ readers! {
 }
 
 impl<E: Expression<Elem = bool, Dim: Dimension>> Lazy<E> {
-    /// The indices of the true elements, in row-major order: of a vector its indices, otherwise those of [`GpuArray::flatten`]ed elements.
+    /// The indices of the true elements, in row-major order: of a vector its indices, otherwise those of the elements in one row.
     ///
     /// Waits for their number, which the size of the result depends on. [`sum`](Lazy::sum) of a cast expression, and
     /// [`select`](Lazy::select), do without.

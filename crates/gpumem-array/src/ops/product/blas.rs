@@ -12,15 +12,16 @@ use ::cudarc::cublas::sys::cublasComputeType_t::{
 use ::cudarc::cublas::sys::cublasGemmAlgo_t::CUBLAS_GEMM_DFALT;
 use ::cudarc::cublas::sys::cublasOperation_t::{self, CUBLAS_OP_N, CUBLAS_OP_T};
 use ::cudarc::cublas::sys::{
-    cublasComputeType_t, cublasCreate_v2, cublasDestroy_v2, cublasGemmEx, cublasHandle_t, cublasSetStream_v2,
+    cublasComputeType_t, cublasCreate_v2, cublasGemmEx, cublasHandle_t, cublasSetStream_v2,
     cublasSetWorkspace_v2, cublasStatus_t, cudaDataType_t, is_culib_present,
 };
 use core::ffi::c_int;
-use gpumem_pool::MemoryRange;
-use gpumem_pool::sys::DriverKind;
 use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::CUstream;
+use gpumem_pool::sys::{DriverKind, fork};
+use gpumem_pool::{Device, MemoryRange};
 use ndarray::{Dimension, Ix1, Ix2};
+use std::sync::{Mutex, PoisonError};
 
 /// cuBLAS on the stream of a [`Gpu`].
 ///
@@ -39,7 +40,7 @@ use ndarray::{Dimension, Ix1, Ix2};
 /// # Ok::<(), gpumem_array::ArrayError>(())
 /// ```
 ///
-/// Dropping it waits for the device.
+/// A handle of cuBLAS is kept for the next `Cublas` on the device, because the library waits for the device when it destroys one.
 pub struct Cublas<'g> {
     gpu: &'g Gpu,
     /// `None` on the simulator.
@@ -86,11 +87,17 @@ impl<'g> Cublas<'g> {
             return Err(unfit("cuBLAS", "no libcublas where cudarc looks for it; install NVIDIA's library"));
         }
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
-        let mut handle = core::ptr::null_mut();
-        // SAFETY: `handle` outlives the call, and the context is current.
-        check("cublasCreate", unsafe { cublasCreate_v2(&mut handle) })?;
+        let handle = match Spare::take(device) {
+            Some(handle) => handle,
+            None => {
+                let mut handle = core::ptr::null_mut();
+                // SAFETY: `handle` outlives the call, and the context is current.
+                check("cublasCreate", unsafe { cublasCreate_v2(&mut handle) })?;
+                handle
+            }
+        };
         blas.handle = Some(handle);
-        // SAFETY: the handle is new, and the stream of a `Gpu` lives as long as the `Gpu`. It queues nothing.
+        // SAFETY: no other `Cublas` has the handle, and the stream of a `Gpu` lives as long as the `Gpu`. It queues nothing.
         let set = |raw: CUstream| unsafe { cublasSetStream_v2(handle, raw.cast()) };
         check("cublasSetStream", gpu.stream().queue_work(MemoryRange::NONE, set)?)?;
         Ok(blas)
@@ -188,11 +195,37 @@ impl<'g> Cublas<'g> {
 
 impl Drop for Cublas<'_> {
     fn drop(&mut self) {
-        let device = self.gpu.device();
-        if let (Some(handle), Ok(_bound), Ok(_relaxed)) = (self.handle, device.bind(), device.relax()) {
-            // SAFETY: it was created by `new`, and is not used after this.
-            let _status = unsafe { cublasDestroy_v2(handle) };
+        // Another thread of the parent may have held the list.
+        if fork::is_child() {
+            return;
         }
+        if let Some(handle) = self.handle {
+            Spare { device: self.gpu.device().clone(), handle }.keep();
+        }
+    }
+}
+
+/// A handle that no [`Cublas`] has. There are as many as were in use at once.
+struct Spare {
+    /// Keeps the context.
+    device: Device,
+    handle: cublasHandle_t,
+}
+
+// SAFETY: a handle may be used by any thread, one at a time.
+unsafe impl Send for Spare {}
+
+static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
+
+impl Spare {
+    fn keep(self) {
+        SPARES.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+    }
+
+    fn take(device: &Device) -> Option<cublasHandle_t> {
+        let mut spares = SPARES.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = spares.iter().position(|spare| spare.device == *device)?;
+        Some(spares.swap_remove(place).handle)
     }
 }
 
