@@ -111,19 +111,22 @@ impl<'a> Launch<'a> {
     ///
     /// ```
     /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::{GpuArray, KernelSource, LaunchShape, UninitArray};
+    /// use gpumem_array::{GpuArray, LaunchShape, kernels, ndarray::s};
     ///
-    /// const COLUMN: &str = r#"
-    /// extern "C" __global__ void column(float *out, const float *x, long long stride) {
-    ///     out[threadIdx.x] = x[threadIdx.x * stride];
+    /// kernels! {
+    ///     static COLUMN = cuda r#"
+    ///         extern "C" __global__ void column(float *out, const float *x, long long stride) {
+    ///             out[threadIdx.x] = x[threadIdx.x * stride];
+    ///         }"#;
     /// }
-    /// "#;
-    /// # if std::env::var_os("NVRTC_REQUIRED").is_none() && gpu.compile(COLUMN).is_err() { return Ok(()) }
-    /// let column = gpu.compile(COLUMN)?.function("column")?;
+    ///
+    /// # if std::env::var_os("NVRTC_REQUIRED").is_none() && gpu.compile(&COLUMN).is_err() { return Ok(()) }
+    /// let column = gpu.compile(&COLUMN)?.function("column")?;
     /// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0, 4.0])?.into_shape((2, 2))?;
-    /// let (view, mut out) = (x.index_axis(gpumem_array::ndarray::Axis(1), 1)?, GpuArray::<f32, _>::zeros(&gpu, 2)?);
+    /// let mut out = GpuArray::<f32, _>::zeros(&gpu, 2)?;
+    /// let view = x.slice(s![.., 1])?;
     /// let shape = LaunchShape { grid: [1; 3], block: [2, 1, 1], shared_bytes: 0 };
-    /// let launch = column.launch(shape).write(&mut out).read_strided(&view).scalar(view.strides()[0] as i64);
+    /// let launch = column.launch(shape).write(&mut out).read_strided(&view).scalar(2_i64);
     /// // SAFETY: the kernel has these parameters, and accesses two elements, the second one a stride behind the first.
     /// unsafe { launch.enqueue(&gpu)? };
     /// assert_eq!(out.to_vec()?, [2.0, 4.0]);
