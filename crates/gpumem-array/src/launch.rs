@@ -358,6 +358,11 @@ impl<'a> OwnLaunch<'a> {
         Self { launch: self.launch.scalar(value), ..self }
     }
 
+    /// Adds values of 64 bits.
+    pub(crate) fn words<const COUNT: usize>(self, words: [usize; COUNT]) -> Self {
+        words.into_iter().fold(self, |launch, word| launch.value(word as u64))
+    }
+
     /// Adds a value that may exceed the limit of other launches.
     pub(crate) fn large<T: Element>(self, value: &T) -> Self {
         let Launch { function, arguments } = self.launch;

@@ -107,6 +107,11 @@ impl<D: Dimension> Layout<D> {
         Ok(Self { dim, strides, offset: 0 })
     }
 
+    /// Contiguous elements of type `T` in row-major order.
+    pub(crate) fn row_major<T>(dim: D) -> Result<Self, ArrayError> {
+        Self::dense(dim, ElementOrder::Row, size_of::<T>())
+    }
+
     /// Elements at these strides, one for each axis, all of them in one allocation of less than 2⁶³ bytes.
     #[cfg(feature = "dlpack")]
     pub(crate) fn strided(dim: D, strides: &[isize], offset: usize) -> Self {

@@ -289,7 +289,7 @@ mod child {
         panic!("by design");
     }
 
-    /// As many times, two streams write the same bytes.
+    /// Makes two streams write the same bytes without an order, `times` times.
     fn race(times: usize) {
         let table = table();
         let (mut context, mut address) = (std::ptr::null_mut(), 0);

@@ -20,9 +20,9 @@ impl fmt::Display for Register {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EmittedValue {
     pub(crate) of: ScalarType,
-    /// Of a complex number the real part.
+    /// The value; for a complex number, its real part.
     pub(crate) register: Register,
-    /// Of other numbers the same register.
+    /// The imaginary part of a complex number; for other types, the same register.
     imaginary: Register,
 }
 

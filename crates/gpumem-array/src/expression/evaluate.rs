@@ -21,9 +21,9 @@ use ndarray::Dimension;
 #[derive(Default)]
 pub(crate) struct ExpressionMemory {
     pub(crate) notes: Notes,
-    /// Of reductions.
+    /// The plan of the reduction at work.
     pub(crate) plan: KernelPlan,
-    /// Of element-wise kernels.
+    /// The plans of recent element-wise kernels.
     pub(crate) plans: KnownPlans,
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct PlannedColumn {
 pub(crate) enum Steps {
     /// One element after the other.
     Unit,
-    /// The same element along the fastest axis.
+    /// One element for all indices of the fastest axis.
     Same,
     /// One element for all indices.
     Constant,

@@ -44,7 +44,7 @@ pub struct CheckedAxis<'a> {
 /// An integer of 32 or 64 bits.
 #[doc(hidden)]
 pub trait IndexElement: Element {
-    /// What kernels call it.
+    /// The number by which kernels know the type.
     const KIND: u64;
 }
 impl IndexElement for u32 {
@@ -184,7 +184,7 @@ readers! {
             OwnLaunch::new(gpu, Kernel::Gather(Only::One), [block_count, 1, 1], [THREADS as u32, 1, 1])?;
         let launch = launch.write(&result).read(&source);
         let launch = with_indices(launch, &indices);
-        words(launch, [indices.len(), axis.len(), row_bytes / unit, outer, unit]).queue("select")?;
+        launch.words([indices.len(), axis.len(), row_bytes / unit, outer, unit]).queue("select")?;
         Ok(result)
     }
 
@@ -251,16 +251,16 @@ fn places<D: Dimension>(mask: &GpuCow<'_, bool, D>) -> Result<GpuArray<u64, Ix1>
     if parts == 0 {
         return GpuArray::zeros(gpu, 0);
     }
-    let counts = GpuArray::<u64, _>::unwritten(gpu, vector::<u64>(parts)?)?;
+    let counts = GpuArray::<u64, _>::unwritten(gpu, Layout::row_major::<u64>(Ix1(parts))?)?;
     let shape = ([parts as u32, 1, 1], [THREADS as u32, 1, 1]);
     let launch = OwnLaunch::new(gpu, Kernel::TrueCount(Only::One), shape.0, shape.1)?;
-    words(launch.write(&counts).read(&mask), [len, part]).queue("nonzero")?;
+    launch.write(&counts).read(&mask).words([len, part]).queue("nonzero")?;
     let total = counts.to_vec()?.iter().sum::<u64>();
-    let result = GpuArray::unwritten(gpu, vector::<u64>(total as usize)?)?;
+    let result = GpuArray::unwritten(gpu, Layout::row_major::<u64>(Ix1(total as usize))?)?;
     if total > 0 {
         let launch = OwnLaunch::new(gpu, Kernel::TruePlaces(Only::One), shape.0, shape.1)?;
         let launch = launch.write(&result).read(&mask).read(&counts.view());
-        words(launch, [len, part]).queue("nonzero")?;
+        launch.words([len, part]).queue("nonzero")?;
     }
     Ok(result)
 }
@@ -271,8 +271,7 @@ writers! {
     /// Adds each part of `values` to the part of this array at its index of an axis: the opposite of `select`. An index may occur several
     /// times. Indices outside of the axis in an array on the device are left out.
     ///
-    /// The same indices give the same bits: the additions are sorted by their targets, so that sums are in an order that depends on the
-    /// indices alone. Takes 16 bytes for each index, and 1/64 of the size of `values`, while it runs.
+    /// The result is deterministic: additions are sorted by their targets first, so the order of each sum depends only on the indices. Takes 16 bytes for each index, and 1/64 of the size of `values`, while it runs.
     ///
     /// ```
     /// # let gpu = gpumem_array::example_gpu()?;
@@ -349,29 +348,29 @@ impl Sorted {
         let indices = indices.view();
         let count = indices.len();
         let pair = || -> Result<Self, ArrayError> {
-            let one = || GpuArray::unwritten(gpu, vector::<u32>(count)?);
+            let one = || GpuArray::unwritten(gpu, Layout::row_major::<u32>(Ix1(count))?);
             Ok(Self { rows: one()?, places: one()? })
         };
         let (mut now, mut next) = (pair()?, pair()?);
         let (grid, block) = ([blocks(count, THREADS), 1, 1], [THREADS as u32, 1, 1]);
         let launch = OwnLaunch::new(gpu, Kernel::Keys(Only::One), grid, block)?;
         let launch = with_indices(launch.write(&now.rows).write(&now.places), &indices);
-        words(launch, [count, rows]).queue(ADD)?;
+        launch.words([count, rows]).queue(ADD)?;
         let part = count.div_ceil(PARTS_MAX).max(PART_MIN).next_multiple_of(THREADS);
         let parts = count.div_ceil(part);
-        let counts = GpuArray::<u32, _>::unwritten(gpu, vector::<u32>(parts * DIGITS)?)?;
+        let counts = GpuArray::<u32, _>::unwritten(gpu, Layout::row_major::<u32>(Ix1(parts * DIGITS))?)?;
         let grid = [parts as u32, 1, 1];
         // `rows` itself stands for indices outside.
         let bits = usize::BITS - rows.leading_zeros();
         for shift in (0..bits as usize).step_by(DIGITS.ilog2() as usize) {
             let launch = OwnLaunch::new(gpu, Kernel::DigitCount(Only::One), grid, block)?;
-            words(launch.write(&counts).read(&now.rows.view()), [count, shift, part]).queue(ADD)?;
+            launch.write(&counts).read(&now.rows.view()).words([count, shift, part]).queue(ADD)?;
             let launch = OwnLaunch::new(gpu, Kernel::DigitScan(Only::One), [1; 3], [1024, 1, 1])?;
-            words(launch.write(&counts), [parts * DIGITS]).queue(ADD)?;
+            launch.write(&counts).words([parts * DIGITS]).queue(ADD)?;
             let launch = OwnLaunch::new(gpu, Kernel::DigitMove(Only::One), grid, block)?;
             let launch = launch.write(&next.rows).write(&next.places);
             let launch = launch.read(&now.rows.view()).read(&now.places.view()).read(&counts.view());
-            words(launch, [count, shift, part]).queue(ADD)?;
+            launch.words([count, shift, part]).queue(ADD)?;
             core::mem::swap(&mut now, &mut next);
         }
         Ok(now)
@@ -393,31 +392,23 @@ impl<T: Numeric, D: Dimension> Additions<'_, T, D> {
         let Self { sorted, values, rows, width, outer } = *self;
         let (gpu, count) = (target.gpu(), sorted.rows.len());
         let threads = count.div_ceil(TILE) * width * outer;
-        let parts = GpuArray::<T, _>::unwritten(gpu, vector::<T>(2 * threads)?)?;
+        let parts = GpuArray::<T, _>::unwritten(gpu, Layout::row_major::<T>(Ix1(2 * threads))?)?;
         let (grid, block) = ([blocks(threads, THREADS), 1, 1], [THREADS as u32, 1, 1]);
         let launch = OwnLaunch::new(gpu, Kernel::Scatter(Only::One), grid, block)?;
         let launch = launch.array((target.writes(), target.address())).read(&values.view());
         let launch = launch.read(&sorted.rows.view()).read(&sorted.places.view()).write(&parts);
-        words(launch, [count, rows, width, outer, T::KERNELS as usize]).queue(ADD)?;
+        launch.words([count, rows, width, outer, T::KERNELS as usize]).queue(ADD)?;
         if count <= TILE {
             return Ok(());
         }
         let launch = OwnLaunch::new(gpu, Kernel::ScatterRest(Only::One), grid, block)?;
         let launch = launch.array((target.writes(), target.address())).read(&sorted.rows.view());
-        words(launch.read(&parts.view()), [count, rows, width, outer, T::KERNELS as usize]).queue(ADD)
+        launch.read(&parts.view()).words([count, rows, width, outer, T::KERNELS as usize]).queue(ADD)
     }
 }
 
 fn with_indices<'a, I: IndexElement>(launch: OwnLaunch<'a>, indices: &GpuView<'a, I, Ix1>) -> OwnLaunch<'a> {
     launch.read(indices).value(I::KIND)
-}
-
-fn words<const COUNT: usize>(launch: OwnLaunch<'_>, words: [usize; COUNT]) -> OwnLaunch<'_> {
-    words.into_iter().fold(launch, |launch, word| launch.value(word as u64))
-}
-
-fn vector<T>(len: usize) -> Result<Layout<Ix1>, ArrayError> {
-    Layout::dense(Ix1(len), ElementOrder::Row, size_of::<T>())
 }
 
 const ADD: &str = "scatter_add";

@@ -13,8 +13,7 @@ use crate::error::ArrayError;
 use crate::expression::node::{Binary, Elements};
 use crate::expression::reduce::sum;
 use crate::expression::{Arithmetic, Factor, operation};
-use crate::launch::OwnLaunch;
-use crate::layout::{ElementOrder, Layout, same_shape};
+use crate::layout::same_shape;
 use core::marker::PhantomData;
 use ndarray::{Axis, DimMax, Dimension, Ix0, Ix1, Ix2};
 
@@ -190,12 +189,4 @@ fn fits<T: Element, D: Dimension, E: Dimension>(
         right: right.shape().to_vec(),
         expected: "the last axis of the left operand must be as long as the first one of the right operand",
     })
-}
-
-fn words<const COUNT: usize>(launch: OwnLaunch<'_>, words: [usize; COUNT]) -> OwnLaunch<'_> {
-    words.into_iter().fold(launch, |launch, word| launch.value(word as u64))
-}
-
-fn dense<T, D: Dimension>(dim: D) -> Result<Layout<D>, ArrayError> {
-    Layout::dense(dim, ElementOrder::Row, size_of::<T>())
 }

@@ -1,4 +1,4 @@
-//! Sums of arrays. They stay on the device, as arrays without axes.
+//! Reductions of arrays: sums, products, means, variances. Results stay on the device, as arrays.
 
 use crate::array::{GpuArray, readers};
 use crate::error::ArrayError;

@@ -9,7 +9,7 @@ use crate::element::Element;
 use crate::element::kind::Kind;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::layout::{ElementOrder, Layout};
+use crate::layout::Layout;
 use crate::storage::ArrayStorage;
 use ndarray::{Ix1, s};
 
@@ -47,9 +47,9 @@ impl<T: Element> GpuArray<T, Ix1> {
     pub fn growable(gpu: &Gpu, max_len: usize) -> Result<Self, ArrayError> {
         check_runs(gpu, "a growable array")?;
         // Checks that the product fits.
-        let max_bytes = dense::<T>(max_len)?.len() * size_of::<T>();
+        let max_bytes = Layout::row_major::<T>(Ix1(max_len))?.len() * size_of::<T>();
         let block = gpu.pool().growable(max_bytes as u64, gpu.stream())?;
-        Ok(Self::over(gpu, ArrayStorage::of_growable(block), dense::<T>(0)?))
+        Ok(Self::over(gpu, ArrayStorage::of_growable(block), Layout::row_major::<T>(Ix1(0))?))
     }
 }
 
@@ -149,7 +149,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
         write: impl FnOnce(&mut Self, usize) -> Result<(), ArrayError>,
     ) -> Result<(), ArrayError> {
         let (old, capacity) = (self.len(), self.capacity());
-        let layout = dense::<T>(len)?;
+        let layout = Layout::row_major::<T>(Ix1(len))?;
         // A graph would write the new elements only at each launch, but the array has them from now on.
         if self.storage().capture_id() == 0 {
             check_runs(self.gpu(), "changing the length of an array")?;
@@ -171,7 +171,7 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
             return Ok(());
         }
         write(self, old).inspect_err(|_| {
-            if let Ok(layout) = dense::<T>(old) {
+            if let Ok(layout) = Layout::row_major::<T>(Ix1(old)) {
                 self.set_layout(layout);
             }
         })
@@ -179,15 +179,11 @@ impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
 
     /// The first `kept` elements, in memory with room for `capacity`.
     fn moved(&self, capacity: usize, kept: usize) -> Result<Self, ArrayError> {
-        let mut moved = Self::unwritten(&self.gpu().memory::<K>(), dense::<T>(capacity)?)?;
-        moved.set_layout(dense::<T>(kept)?);
+        let mut moved = Self::unwritten(&self.gpu().memory::<K>(), Layout::row_major::<T>(Ix1(capacity))?)?;
+        moved.set_layout(Layout::row_major::<T>(Ix1(kept))?);
         moved.assign(&self.slice(s![..kept])?)?;
         Ok(moved)
     }
-}
-
-fn dense<T>(len: usize) -> Result<Layout<Ix1>, ArrayError> {
-    Layout::dense(Ix1(len), ElementOrder::Row, size_of::<T>())
 }
 
 /// The capacity after `capacity`, in elements.

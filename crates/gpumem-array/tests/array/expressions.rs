@@ -264,7 +264,7 @@ fn generic_functions_need_no_bounds_for_broadcasting() {
 }
 
 #[allow(clippy::op_ref, reason = "operands by reference are the subject")]
-/// What `ndarray` has as operators of arrays, views and numbers, with operands of unequal dimensions.
+/// The operators that `ndarray` has between arrays, views and numbers also work here, with unequal dimensions.
 #[test]
 fn operators_read_like_those_of_ndarray() {
     let gpu = gpu();

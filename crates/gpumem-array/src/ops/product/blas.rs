@@ -139,9 +139,8 @@ impl<'g> Cublas<'g> {
         let int = |len: usize| c_int::try_from(len).map_err(too_many);
         let [m, k, n] = [int(lens[0])?, int(lens[1])?, int(lens[2])?];
         let (a_step, b_step) = (int(left.step)?, int(right.step)?);
-        let dense = |dim| Layout::dense(dim, ElementOrder::Row, size_of::<T>());
-        let mut result = GpuArray::unwritten(gpu, dense(Ix2(lens[0], lens[2]))?)?;
-        let workspace = Layout::dense(Ix1(WORKSPACE_BYTES), ElementOrder::Row, 1)?;
+        let mut result = GpuArray::unwritten(gpu, Layout::row_major::<T>(Ix2(lens[0], lens[2]))?)?;
+        let workspace = Layout::row_major::<u8>(Ix1(WORKSPACE_BYTES))?;
         let mut workspace = GpuArray::<u8, Ix1>::unwritten(gpu, workspace)?;
         {
             let (a, b) = (left.elements.view(), right.elements.view());
@@ -292,7 +291,7 @@ fn check(call: &'static str, status: cublasStatus_t) -> Result<(), ArrayError> {
     }
 }
 
-/// What NVIDIA advises for its newest GPUs. Streams with less get slower kernels for some shapes.
+/// NVIDIA advises this size for Hopper and newer GPUs. With less, cuBLAS chooses slower kernels for some shapes.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 debug_fields!(Cublas<'_>, it, gpu: it.gpu, takes_tf32: it.takes_tf32);

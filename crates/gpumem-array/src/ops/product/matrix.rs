@@ -9,7 +9,8 @@ use crate::expression::Factor;
 use crate::kernel::parameters::{AXES_MAX, OuterAxes};
 use crate::kernel::table::{Kernel, Only};
 use crate::launch::OwnLaunch;
-use crate::ops::product::{dense, vector, words};
+use crate::layout::Layout;
+use crate::ops::product::vector;
 use ndarray::{DimMax, Dimension, Ix2};
 
 /// The product of two matrices that fit.
@@ -106,7 +107,7 @@ fn push(outer: &mut Vec<StackAxis>, axis: StackAxis) {
     outer.push(axis);
 }
 
-/// What the kernel multiplies.
+/// The lengths and steps of one product, or of a stack of them.
 struct ProductWork<'a> {
     lengths: Lengths,
     /// The steps of the rows and the columns of both operands.
@@ -125,7 +126,7 @@ fn multiply<T: Factor, D: Dimension, E: Dimension, F: Dimension>(
     let gpu = left.gpu();
     left.storage().share(gpu, work.operation)?;
     right.storage().share(gpu, work.operation)?;
-    let len = dense::<T, _>(dim.clone())?.len();
+    let len = Layout::row_major::<T>(dim.clone())?.len();
     let Lengths { rows, columns, terms } = work.lengths;
     if len == 0 || terms == 0 {
         return GpuArray::zeros(gpu, dim);
@@ -159,16 +160,16 @@ fn summed<T: Factor, S: Factor, D: Dimension, E: Dimension, F: Dimension>(
     dim: F,
     (kind, number): (Option<u64>, NumericType),
 ) -> Result<GpuArray<S, F>, ArrayError> {
-    let (gpu, layout) = (left.gpu(), dense::<S, _>(dim)?);
+    let (gpu, layout) = (left.gpu(), Layout::row_major::<S>(dim)?);
     let Lengths { rows, columns, terms } = work.lengths;
     let (len, stack_count) = (layout.len(), layout.len() / rows / columns);
     let too_many = || ArrayError::TooManyElements { shape: vec![rows, columns] };
     let tiles = i32::try_from(grid.tiles).map_err(|_| too_many())?;
     let blocks = [tiles.cast_unsigned(), grid.parts as u32, stack_count.min(GRID_Z_MAX) as u32];
-    let partial = GpuArray::<S, Ix2>::unwritten(gpu, dense::<S, _>(Ix2(grid.parts, len))?)?;
+    let partial = GpuArray::<S, Ix2>::unwritten(gpu, Layout::row_major::<S>(Ix2(grid.parts, len))?)?;
     let launch = OwnLaunch::new(gpu, grid.kernel, blocks, [THREADS, 1, 1])?;
     let launch = launch.write(&partial).read(left).read(right);
-    let launch = words(launch, [rows, columns, terms, grid.terms_a_part, stack_count]);
+    let launch = launch.words([rows, columns, terms, grid.terms_a_part, stack_count]);
     let steps = work.steps.into_iter().flatten().map(|step| step as i64);
     let launch = kind.into_iter().fold(steps.fold(launch, OwnLaunch::value), OwnLaunch::value);
     let launch = launch.large(&packed(work.stacks));

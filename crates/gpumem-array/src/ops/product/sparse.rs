@@ -6,8 +6,7 @@ use crate::error::ArrayError;
 use crate::expression::Numeric;
 use crate::kernel::table::Kernel;
 use crate::launch::OwnLaunch;
-use crate::layout::ElementOrder;
-use crate::ops::product::{dense, words};
+use crate::layout::{ElementOrder, Layout};
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1};
 
@@ -38,7 +37,7 @@ pub fn product<T: Numeric, I: Element, D: Dimension>(
     right.storage().share(gpu, "dot")?;
     let mut dim = right.raw_dim();
     dim[0] = rows;
-    let result = GpuArray::unwritten(gpu, dense::<T, _>(dim)?)?;
+    let result = GpuArray::unwritten(gpu, Layout::row_major::<T>(dim)?)?;
     if result.is_empty() {
         return Ok(result);
     }
@@ -52,7 +51,7 @@ pub fn product<T: Numeric, I: Element, D: Dimension>(
     let launch = OwnLaunch::new(gpu, Kernel::SparseRows(T::KERNELS), grid, [32, ROWS_A_BLOCK, 1])?;
     let index_bytes = size_of::<I>() as u64;
     let launch = launch.write(&result).read(&offsets).value(index_bytes).read(&indices).value(index_bytes);
-    let launch = words(launch.read(&values).read(right), [rows, terms, columns, values.len()]);
+    let launch = launch.read(&values).read(right).words([rows, terms, columns, values.len()]);
     let launch = launch.value(steps.next().unwrap_or(0)).value(steps.next().unwrap_or(0));
     launch.queue("dot")?;
     Ok(result)

@@ -11,12 +11,11 @@ use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout};
-use crate::ops::product::{dense, words};
 use crate::ops::{blocks, operand};
 use ndarray::{Dimension, Ix1, Ix2};
 
-/// The product, or `None` if no kernel for vectors multiplies such elements, or neither the rows nor the columns are contiguous. Neither operand is empty, and they have as
-/// many columns and elements.
+/// The product of operands that are not empty and fit. `None` if no kernel for vectors has this element type, or if neither the rows nor the
+/// columns are contiguous.
 pub(super) fn product<T: Factor>(
     matrix: &GpuView<'_, T, Ix2>,
     vector: &GpuView<'_, T, Ix1>,
@@ -90,17 +89,17 @@ fn along_rows<T: Factor>(
     // A multiple of every pack, so that parts are aligned like rows.
     let columns_a_part = column_count.div_ceil(parts).next_multiple_of(16);
     let parts = column_count.div_ceil(columns_a_part);
-    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(parts, row_count))?)?;
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, Layout::row_major::<T>(Ix2(parts, row_count))?)?;
     let block = if is_long { [ROW_LANES * 32, 1, 1] } else { [32, ROW_LANES, 1] };
     let grid = [blocks(row_count, block[1] as usize), parts as u32, 1];
     let launch = OwnLaunch::new(gpu, Kernel::Rows(number), grid, block)?.write(&partial);
     let launch = launch.read(matrix).value(row_step).read(v);
-    let launch = words(launch, [row_count, column_count, columns_a_part]);
+    let launch = launch.words([row_count, column_count, columns_a_part]);
     if parts == 1 {
         launch.queue("dot")?;
         return Ok(partial.into_shape(row_count)?);
     }
-    let result = GpuArray::unwritten(gpu, dense::<T, _>(Ix1(row_count))?)?;
+    let result = GpuArray::unwritten(gpu, Layout::row_major::<T>(Ix1(row_count))?)?;
     launch.queue_before(sum_of_parts(&result, &partial.view(), number)?, "dot")?;
     Ok(result)
 }
@@ -117,15 +116,16 @@ fn along_columns<T: Factor>(
     let parts = row_count.div_ceil(ROWS_A_PART_MIN).min(BLOCKS_WANTED.div_ceil(column_blocks));
     let rows_a_part = row_count.div_ceil(parts);
     let parts = row_count.div_ceil(rows_a_part);
-    let partial = GpuArray::<T, Ix2>::unwritten(matrix.gpu(), dense::<T, _>(Ix2(parts, column_count))?)?;
+    let partial =
+        GpuArray::<T, Ix2>::unwritten(matrix.gpu(), Layout::row_major::<T>(Ix2(parts, column_count))?)?;
     let launch = columns(matrix.gpu(), number, [column_count, parts], size_of::<T>())?.write(&partial);
     let launch = launch.read(matrix).value(row_step).read(v);
-    let launch = words(launch, [row_count, column_count, rows_a_part]);
+    let launch = launch.words([row_count, column_count, rows_a_part]);
     if parts == 1 {
         launch.queue("dot")?;
         return Ok(partial.into_shape(column_count)?);
     }
-    let result = GpuArray::unwritten(matrix.gpu(), dense::<T, _>(Ix1(column_count))?)?;
+    let result = GpuArray::unwritten(matrix.gpu(), Layout::row_major::<T>(Ix1(column_count))?)?;
     launch.queue_before(sum_of_parts(&result, &partial.view(), number)?, "dot")?;
     Ok(result)
 }
@@ -152,7 +152,7 @@ pub(super) fn sum_of_parts<'a, T: Element, D: Dimension>(
     let launch = columns(partial.gpu(), number, [column_count, 1], size_of::<T>())?.write(result);
     // No vector: each row counts once.
     let launch = launch.read(partial).value(column_count as u64).value(0_u64);
-    Ok(words(launch, [parts, column_count, parts]))
+    Ok(launch.words([parts, column_count, parts]))
 }
 
 /// The rows of a block of `rows` if a warp sums each, and the row lanes of `columns`.
