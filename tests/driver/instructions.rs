@@ -1,31 +1,10 @@
-//! The table of the instructions that `gpumem-ptx` runs, `crates/gpumem-ptx/INSTRUCTIONS.md`, is what the tests run. `UPDATE=1` writes it.
+//! The table of the instructions that `gpumem-ptx` runs, `crates/gpumem-ptx/INSTRUCTIONS.md`, has what the tests run. `UPDATE=1` writes it.
 
+use crate::others::{OTHERS, SIMULATED, module_of, parts};
 use gpumem_ptx::Module;
-use gpumem_tests::fixtures::random_ptx::{forms, matrix_forms, module_of};
+use gpumem_tests::fixtures::random_ptx::{forms, matrix_forms};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-
-/// Statements that have no result to compare, leave it open, or give one that depends on the order of threads. Tests of the crate run them.
-const OTHERS: &str = "
-ld.param.u64 %y0, [in]; ld.global.b8 %r0, [%in]; ld.global.nc.L1::no_allocate.L2::128B.v4.f32 {%f0, %f1, %f2, %f3}, [%in]; ld.volatile.shared.u32 %r0, [%s];
-ld.relaxed.gpu.global.u32 %r0, [%in]; ld.acquire.sys.global.u64 %y0, [%in]; ld.local.v2.b32 {%r0, %r1}, [%in]; ld.const.s16 %h0, [%in]; ld.u64 %y0, [%in]; ldu.global.u32 %r0, [%in];
-st.global.v2.f64 [%out], {%d0, %d1}; st.shared.u8 [%s], %r0; st.local.b16 [%in], %h0; st.release.gpu.global.u32 [%out], %r0; st.relaxed.cta.shared.u32 [%s], %r0; st.volatile.u32 [%out], %r0;
-red.global.add.u32 [%out], %r0; red.shared.max.s32 [%s], %r0; red.relaxed.gpu.global.add.f32 [%out], %f0; red.global.add.noftz.f16x2 [%out], %r0; red.global.add.v4.f32 [%out], {%f0, %f1, %f2, %f3};
-atom.acq_rel.cta.shared.cas.b32 %r0, [%s], %r1, %r2; atom.global.cas.b16 %h0, [%out], %h1, %h2; atom.global.add.noftz.f16 %h0, [%out], %h1; atom.global.add.noftz.bf16 %h0, [%out], %h1;
-cvta.global.u64 %y0, %in; cvta.to.global.u64 %y0, %in; cvta.shared.u64 %y0, %y1; cvta.local.u64 %y0, %y1; cvta.param.u64 %y0, %y1; cvta.const.u64 %y0, %y1; isspacep.shared %p0, %in; isspacep.global %p0, %in;
-cp.async.ca.shared.global [%s], [%in], 8; cp.async.cg.shared.global.L2::128B [%s], [%in], 16, %r0; cp.async.commit_group; cp.async.wait_group 0; cp.async.wait_all;
-cp.async.mbarrier.arrive.noinc.shared.b64 [%s]; mbarrier.pending_count.b64 %r0, %y0; mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%s], 16;
-prefetch.global.L1 [%in]; prefetchu.L1 [%in]; applypriority.global.L2::evict_normal [%in], 128; discard.global.L2 [%in], 128; createpolicy.fractional.L2::evict_last.b64 %y0, 1.0;
-membar.gl; fence.acq_rel.gpu; fence.proxy.async; griddepcontrol.wait; nanosleep.u32 20; pmevent 1; setmaxnreg.inc.sync.aligned.u32 64;
-bar.sync 0; bar.arrive 1, 128; bar.red.popc.u32 %r0, 1, %p0; bar.red.and.pred %p0, 1, %p1; barrier.sync.aligned 0; barrier.sync 2, 64; bar.warp.sync -1;
-shfl.sync.up.b32 %r0, %r1, 1, 0, -1; shfl.sync.down.b32 %r0|%p0, %r1, 1, 31, -1; shfl.sync.bfly.b32 %r0, %r1, 1, 31, -1; shfl.sync.idx.b32 %r0, %r1, 1, 31, -1;
-vote.sync.all.pred %p0, %p1, -1; vote.sync.any.pred %p0, %p1, -1; vote.sync.uni.pred %p0, %p1, -1; vote.sync.ballot.b32 %r0, %p1, -1; activemask.b32 %r0;
-match.any.sync.b32 %r0, %r1, -1; match.all.sync.b64 %r0|%p0, %y0, -1; redux.sync.add.s32 %r0, %r1, -1; redux.sync.min.u32 %r0, %r1, -1; redux.sync.xor.b32 %r0, %r1, -1; elect.sync %r0|%p0, -1;
-mov.b32 %r0, %r1; mov.b64 {%r0, %r1}, %y0; mov.b32 %r0, {%h0, %h1}; mov.u32 %r0, %tid.x; mov.u64 %y0, %clock64; bra DONE; brx.idx %r0, LIST; call helper; call %y0, (), P; ret; exit; trap; brkpt;
-div.approx.f32 %f0, %f1, %f2; div.full.ftz.f32 %f0, %f1, %f2; rcp.approx.ftz.f32 %f0, %f1; rcp.approx.ftz.f64 %d0, %d1; sqrt.approx.f32 %f0, %f1; rsqrt.approx.f32 %f0, %f1; rsqrt.approx.ftz.f64 %d0, %d1;
-sin.approx.f32 %f0, %f1; cos.approx.f32 %f0, %f1; lg2.approx.f32 %f0, %f1; ex2.approx.f32 %f0, %f1; ex2.approx.f16x2 %r0, %r1; ex2.approx.ftz.bf16 %h0, %h1; tanh.approx.f32 %f0, %f1; tanh.approx.f16 %h0, %h1;
-neg.f32 %f0, %f1; neg.f64 %d0, %d1; neg.f16x2 %r0, %r1; abs.f32 %f0, %f1; abs.ftz.f32 %f0, %f1; abs.f64 %d0, %d1; abs.bf16 %h0, %h1; neg.bf16x2 %r0, %r1; mad.rn.f32 %f0, %f1, %f2, %f3;
-fns.b32 %r0, %r1, 3, 1; min.xorsign.abs.f32 %f0, %f1, %f2; max.NaN.xorsign.abs.f32 %f0, %f1, %f2; add.ftz.f16x2 %r0, %r1, %r2; fma.rn.ftz.f16 %h0, %h1, %h2, %h3; cvt.bf16.f16 %h0, %h1; cvt.f16.bf16 %h0, %h1";
 
 /// Families that do not run, with a statement of each.
 const UNSUPPORTED: &[(&str, &str)] = &[
@@ -66,9 +45,10 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("machine code", ""),
 ];
 
-/// The opcodes of statements.
+/// The opcodes of statements; labels, guards and declarations have none.
 fn opcodes(text: &str) -> impl Iterator<Item = &str> {
-    text.split(';').filter_map(|statement| statement.split_whitespace().next())
+    let begins_one = |word: &&str| word.starts_with(|letter: char| letter.is_ascii_lowercase());
+    text.split(';').filter_map(move |statement| statement.split_whitespace().find(begins_one))
 }
 
 fn is_type(part: &str) -> bool {
@@ -86,12 +66,22 @@ fn is_type(part: &str) -> bool {
 struct Forms(BTreeMap<String, BTreeMap<String, BTreeSet<String>>>);
 
 impl Forms {
-    fn add(&mut self, opcode: &str) {
+    /// The name, modifiers and types of an opcode.
+    fn split(opcode: &str) -> (&str, String, String) {
         let mut parts = opcode.split('.');
-        let name = parts.next().unwrap().to_string();
+        let name = parts.next().unwrap_or_default();
         let (types, modifiers): (Vec<&str>, Vec<&str>) = parts.partition(|part| is_type(part));
-        let modifiers = self.0.entry(name).or_default().entry(modifiers.join(".")).or_default();
-        modifiers.insert(types.join("."));
+        (name, modifiers.join("."), types.join("."))
+    }
+
+    fn has(&self, opcode: &str) -> bool {
+        let (name, modifiers, types) = Self::split(opcode);
+        self.0.get(name).and_then(|of| of.get(&modifiers)).is_some_and(|all| all.contains(&types))
+    }
+
+    fn add(&mut self, opcode: &str) {
+        let (name, modifiers, types) = Self::split(opcode);
+        self.0.entry(name.into()).or_default().entry(modifiers).or_default().insert(types);
     }
 
     /// A cell of the table: types of each list of modifiers, of those that have equal types together.
@@ -123,15 +113,16 @@ fn table() -> String {
     let (mut compared, mut others) = (Forms::default(), Forms::default());
     let all = [forms(), matrix_forms()].concat();
     all.iter().flat_map(|form| opcodes(form)).for_each(|opcode| compared.add(opcode));
-    opcodes(OTHERS).for_each(|opcode| others.add(opcode));
+    let lines = OTHERS.trim().lines().map(|line| parts(line).0).chain(SIMULATED.map(|(text, _)| text));
+    lines.flat_map(opcodes).filter(|opcode| !compared.has(opcode)).for_each(|opcode| others.add(opcode));
     let names: BTreeSet<&String> = compared.0.keys().chain(others.0.keys()).collect();
     let mut table = format!(
         "# Instructions\n\n\
          `cargo test -p gpumem-tests --test driver instructions` checks this page against the tests; with `UPDATE=1` it writes it.\n\n\
          The second column has what {} forms compare with a GPU, to the bit, each on 1,536 inputs, and 2,000 random programs of them. Matrix\n\
-         products are compared where their sums are exact. The third column has what tests of the crate run beside them: memory,\n\
-         branches, barriers, and results that the manual leaves open. Modifiers come first, then types.\n\n\
-         | instruction | compared with a GPU | run by tests |\n| --- | --- | --- |\n",
+         products are compared where their sums are exact. The third column has what runs on both with operands of one known result:\n\
+         memory, branches, barriers, lanes, and functions that approximate. Modifiers come first, then types.\n\n\
+         | instruction | compared with a GPU | run with a known result |\n| --- | --- | --- |\n",
         all.len()
     );
     for name in names {
@@ -155,30 +146,11 @@ fn the_table_is_what_is_tested() {
     assert!(found == table(), "{} is not what the tests run; UPDATE=1 writes it", path.display());
 }
 
-/// A module with a kernel that has this statement.
-fn parsed(statement: &str) -> Module {
-    let text = module_of(&["mov.b32 %r0, %r0".into()]);
-    let end = text.find("st.global").unwrap();
-    let text = format!(
-        "{}LIST: .branchtargets DONE; P: .callprototype _ ();\n{statement};\nDONE:\n{}",
-        &text[..end],
-        &text[end..]
-    );
-    let text = text.replacen(".visible .entry", ".func helper() { ret; }\n.visible .entry", 1);
-    Module::parse(&text).unwrap_or_else(|error| panic!("{statement}: {error}"))
-}
-
-#[test]
-fn other_instructions_run() {
-    for statement in OTHERS.split(';') {
-        assert_eq!(parsed(statement.trim()).entries()[0].unsupported(), None, "{statement}");
-    }
-}
-
 #[test]
 fn unsupported_instructions_are_named() {
     for (_, statement) in UNSUPPORTED.iter().filter(|(_, statement)| !statement.is_empty()) {
-        let module = parsed(statement);
+        let module = Module::parse(&module_of(statement, "%r0"))
+            .unwrap_or_else(|error| panic!("{statement}: {error}"));
         let error =
             module.entries()[0].unsupported().unwrap_or_else(|| panic!("{statement} runs")).to_string();
         let opcode = statement.split(' ').next().unwrap();

@@ -13,6 +13,7 @@ mod hundred;
 mod instructions;
 mod managed;
 mod mistakes;
+mod others;
 mod peers;
 mod pool_kinds;
 mod reuse;
