@@ -5,6 +5,7 @@
 mod adapt;
 mod array;
 mod arrays_graphs;
+mod bits;
 mod copies;
 #[cfg(feature = "gpu")]
 mod cudarc;
