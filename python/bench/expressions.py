@@ -3,10 +3,12 @@
     cargo bench -p gpumem-array --bench operations > ours.txt
     python python/bench/expressions.py ours.txt
 
-Prints GB/s of each work and the ratio to the better peer: above 1, gpumem is faster. Needs PyTorch; CuPy is used if it is installed.
+Prints GB/s of each work, then microseconds of the host for a call with 1,024 elements, and the ratio to the better peer: above 1, gpumem is
+faster. Needs PyTorch; CuPy is used if it is installed.
 """
 
 import sys
+import time
 
 import torch
 
@@ -16,8 +18,7 @@ except ImportError:
     cupy = None
 
 N = 1 << 28
-ROWS = (N // 1024, 1024)
-SIDE = int(N**0.5)
+SMALL = ", 1024"
 
 
 def milliseconds(work, rounds=20):
@@ -33,10 +34,25 @@ def milliseconds(work, rounds=20):
     return start.elapsed_time(end) / rounds
 
 
-def torch_works():
-    a, b, c, m, v = (torch.full((N,), value, device="cuda") for value in (0.5, 0.25, 0.0, 0.0, 0.0))
-    x, y, z = a.view(ROWS), b.view(ROWS), c.view(ROWS)
-    square, sums = a[: SIDE * SIDE].view(SIDE, SIDE), c[: SIDE * SIDE].view(SIDE, SIDE)
+def host_microseconds(work, rounds=2000):
+    """The mean time of a call that does not wait for the device."""
+    for _ in range(200):
+        work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        work()
+    taken = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return taken / rounds * 1e6
+
+
+def torch_works(shape):
+    n = shape[0] * shape[1]
+    side = int(n**0.5)
+    a, b, c, m, v = (torch.full((n,), value, device="cuda") for value in (0.5, 0.25, 0.0, 0.0, 0.0))
+    x, y, z = a.view(shape), b.view(shape), c.view(shape)
+    square, sums = a[: side * side].view(side, side), c[: side * side].view(side, side)
 
     def adam():
         m.mul_(0.9).add_(a, alpha=0.1)
@@ -56,35 +72,40 @@ def torch_works():
         "column - row": (4, lambda: torch.sub(x[:, :1], y[:1], out=z)),
         "z += row": (8, lambda: z.add_(y[:1])),
         "x + x.t()": (12, lambda: torch.add(square, square.t(), out=sums)),
-        "sum, large": (4, lambda: a.sum()),
-        "dot, large": (8, lambda: torch.dot(a, b)),
-        "c += a, large": (12, lambda: c.add_(a)),
-        "c *= 0.5, large": (8, lambda: c.mul_(0.5)),
-        **torch_indices(),
     }
 
 
-def torch_indices():
+def torch_large():
+    a, b, c = (torch.full((N,), value, device="cuda") for value in (0.5, 0.25, 0.0))
     count, rows = N // 256, N // 4096
     places = (torch.arange(count, device="cuda") * 2654435761 % rows).int()
     table, values = torch.zeros((rows, 64), device="cuda"), torch.full((count, 64), 0.5, device="cuda")
     mask = torch.rand(N, device="cuda")
     return {
+        "sum, large": (4, lambda: a.sum()),
+        "dot, large": (8, lambda: torch.dot(a, b)),
+        "c += a, large": (12, lambda: c.add_(a)),
+        "c *= 0.5, large": (8, lambda: c.mul_(0.5)),
+        "cumsum, large": (8, lambda: a.cumsum(0)),
+        "normal numbers": (4, lambda: c.normal_()),
         "rows by indices": (2, lambda: table.index_select(0, places)),
         "additions by indices": (1, lambda: table.index_add_(0, places, values)),
         "places above 0.5": (4, lambda: (mask > 0.5).nonzero()),
     }
 
 
-def cupy_works():
-    a, b, c, m, v = (cupy.full(N, value, "f") for value in (0.5, 0.25, 0.0, 0.0, 0.0))
-    x, y, z = a.reshape(ROWS), b.reshape(ROWS), c.reshape(ROWS)
-    square, sums = a[: SIDE * SIDE].reshape(SIDE, SIDE), c[: SIDE * SIDE].reshape(SIDE, SIDE)
+def cupy_works(shape):
+    n = shape[0] * shape[1]
+    side = int(n**0.5)
+    a, b, c, m, v = (cupy.full(n, value, "f") for value in (0.5, 0.25, 0.0, 0.0, 0.0))
+    x, y, z = a.reshape(shape), b.reshape(shape), c.reshape(shape)
+    square, sums = a[: side * side].reshape(side, side), c[: side * side].reshape(side, side)
 
     def each(inputs, outputs, text, *arrays):
         kernel = cupy.ElementwiseKernel(inputs, outputs, text, "bench")
         return lambda: kernel(*arrays)
 
+    exp_sum = cupy.ReductionKernel("T value", "T sum", "exp(value)", "a + b", "sum = a", "0", "exp_sum")
     return {
         "copy": lambda: cupy.copyto(c, a),
         "(a * 2 + b) * 0.5 - a": each("T a, T b", "T c", "c = (a * 2 + b) * 0.5f - a", a, b, c),
@@ -99,63 +120,88 @@ def cupy_works():
             "m = m * 0.9f + a * 0.1f; v = v * 0.999f + a * a * 0.001f; c -= m * 0.01f / (sqrt(v) + 1e-8f)",
             a, c, m, v,
         ),
-        "sums of exp(x), rows": lambda: cupy.ReductionKernel(
-            "T value", "T sum", "exp(value)", "a + b", "sum = a", "0", "exp_sum"
-        )(x, axis=1),
+        "sums of exp(x), rows": lambda: exp_sum(x, axis=1),
         "sums of x, columns": lambda: x.sum(axis=0),
         "argmin of x": lambda: x.argmin(),
         "column - row": lambda: cupy.subtract(x[:, :1], y[:1], out=z),
         "z += row": lambda: cupy.add(z, y[:1], out=z),
         "x + x.t()": lambda: cupy.add(square, square.T, out=sums),
-        "sum, large": lambda: a.sum(),
-        "dot, large": lambda: cupy.dot(a, b),
-        "c += a, large": lambda: cupy.add(c, a, out=c),
-        "c *= 0.5, large": lambda: cupy.multiply(c, 0.5, out=c),
-        **cupy_indices(),
     }
 
 
-def cupy_indices():
+def cupy_large():
     import cupyx
 
+    a, b, c = (cupy.full(N, value, "f") for value in (0.5, 0.25, 0.0))
     count, rows = N // 256, N // 4096
     places = (cupy.arange(count) * 2654435761 % rows).astype("i")
     table, values = cupy.zeros((rows, 64), "f"), cupy.full((count, 64), 0.5, "f")
     mask = cupy.random.random(N, "f")
     return {
+        "sum, large": lambda: a.sum(),
+        "dot, large": lambda: cupy.dot(a, b),
+        "c += a, large": lambda: cupy.add(c, a, out=c),
+        "c *= 0.5, large": lambda: cupy.multiply(c, 0.5, out=c),
+        "cumsum, large": lambda: a.cumsum(),
+        "normal numbers": lambda: cupy.random.standard_normal(N, "f"),
         "rows by indices": lambda: table.take(places, axis=0),
         "additions by indices": lambda: cupyx.scatter_add(table, places, values),
         "places above 0.5": lambda: cupy.flatnonzero(mask > 0.5),
     }
 
 
-def rates(path):
-    """GB/s by name, from the table that the bench prints."""
+def ours(path):
+    """GB/s and microseconds of the host by name, from the table that the bench prints."""
     found = {}
     for line in open(path):
         words = line.split()
         if len(words) > 4 and words[-1].isdigit():
-            found[" ".join(words[:-4])] = float(words[-1])
+            found[" ".join(words[:-4])] = (float(words[-1]), float(words[-3]))
     return found
 
 
-def main():
-    ours = rates(sys.argv[1])
-    peers = {name: [bytes_ * N / milliseconds(work) / 1e6] for name, (bytes_, work) in torch_works().items()}
+def measured(works, figure):
+    """A figure of each work, with the arrays of PyTorch and CuPy in turn."""
+    of_torch, of_cupy = works
+    peers = {}
+    entries = of_torch()
+    for name, (bytes_, work) in entries.items():
+        peers[name] = [figure(bytes_, work)]
+    sizes = {name: bytes_ for name, (bytes_, _) in entries.items()}
+    del entries, work
     torch.cuda.empty_cache()
     if cupy is not None:
-        stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
-        sizes = {name: bytes_ for name, (bytes_, _) in torch_works().items()}
-        torch.cuda.empty_cache()
-        with stream:
-            for name, work in cupy_works().items():
-                peers[name].append(sizes[name] * N / milliseconds(work) / 1e6)
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, CuPy {cupy and cupy.__version__}")
-    print(f"{'work':<34} {'gpumem':>8} {'PyTorch':>8} {'CuPy':>8} {'ratio':>6}   (GB/s)")
+        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+            for name, work in of_cupy().items():
+                peers[name].append(figure(sizes[name], work))
+            del work
+            cupy.get_default_memory_pool().free_all_blocks()
+    return peers
+
+
+def show(title, peers, own, is_rate):
+    print(f"\n{title:<34} {'gpumem':>8} {'PyTorch':>8} {'CuPy':>8} {'ratio':>6}")
     for name, found in peers.items():
-        own = ours.get(name, float("nan"))
-        cells = " ".join(f"{rate:>8.0f}" for rate in (found + [float("nan")])[:2])
-        print(f"{name:<34} {own:>8.0f} {cells} {own / max(found):>6.2f}")
+        cells = " ".join(f"{value:>8.{0 if is_rate else 2}f}" for value in (found + [float("nan")])[:2])
+        ratio = own[name] / max(found) if is_rate else min(found) / own[name]
+        print(f"{name:<34} {own[name]:>8.{0 if is_rate else 2}f} {cells} {ratio:>6.2f}")
+
+
+def main():
+    own = ours(sys.argv[1])
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, CuPy {cupy and cupy.__version__}")
+
+    def rate(bytes_, work):
+        return bytes_ * N / milliseconds(work) / 1e6
+
+    large = (N // 1024, 1024)
+    peers = measured((lambda: torch_works(large), lambda: cupy_works(large)), rate)
+    peers.update(measured((torch_large, cupy_large), rate))
+    show("GB/s", peers, {name: rate for name, (rate, _) in own.items()}, True)
+    works = (lambda: torch_works((32, 32)), lambda: cupy_works((32, 32)))
+    peers = measured(works, lambda _, work: host_microseconds(work))
+    small = {name.removesuffix(SMALL): host for name, (_, host) in own.items() if name.endswith(SMALL)}
+    show("host µs, 1,024 elements", peers, small, False)
 
 
 if __name__ == "__main__":

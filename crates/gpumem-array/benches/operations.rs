@@ -21,11 +21,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !is_for_rows() {
         println!("{:<34} {:>9} {:>9} {:>9} {:>9}", "operation", "first ms", "host µs", "device µs", "GB/s");
     }
-    main_job(&Bench { gpu: &gpu, rounds })?;
-    large(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
-    expressions(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
-    by_indices(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
-    crossing(&Bench { gpu: &gpu, rounds })
+    let (often, seldom) =
+        (Bench { gpu: &gpu, rounds, suffix: "" }, Bench { gpu: &gpu, rounds: rounds / 20, suffix: "" });
+    main_job(&often)?;
+    large(&seldom)?;
+    expressions(&seldom, [large_len(&gpu, 1 << 16) / 1024, 1024])?;
+    expressions(&Bench { suffix: ", 1024", ..often }, [32, 32])?;
+    by_indices(&seldom)?;
+    crossing(&often)
+}
+
+/// A length far larger than any cache, or a short one for the simulator.
+fn large_len(gpu: &Gpu, simulated: usize) -> usize {
+    if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { simulated }
 }
 
 /// The shapes of a training step: 2048 rows of 1000 from a table of many rows.
@@ -60,12 +68,14 @@ fn main_job(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
 /// Arrays far larger than any cache.
 fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let gpu = bench.gpu;
-    let n = if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { 1 << 22 };
+    let n = large_len(gpu, 1 << 22);
     let a = GpuArray::from_elem(gpu, n, 0.5_f32)?;
     let b = GpuArray::from_elem(gpu, n, 0.25_f32)?;
     let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
     bench.run("c += a, large", n * 12, |_| c.try_add_assign(&a))?;
     bench.run("c *= 0.5, large", n * 8, |_| c.try_mul_assign(0.5))?;
+    let mut rng = Rng::new(1);
+    bench.run("normal numbers", n * 4, |_| c.fill_random_normal(&mut rng))?;
     bench.run("sum, large", n * 4, |_| a.sum().map(drop))?;
     bench.run("dot, large", n * 8, |_| a.dot(&b).map(drop))?;
     let x: GpuArray<f32, Ix2> = a.into_shape((n / 1024, 1024))?;
@@ -81,10 +91,10 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Expressions, beside a copy that moves as many bytes in each direction as the first ones read from one array and write.
-fn expressions(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
-    let gpu = bench.gpu;
-    let n = if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { 1 << 16 };
+/// Expressions, beside a copy that moves as many bytes in each direction as the first ones read from one array and write. Matrices have this
+/// shape.
+fn expressions(bench: &Bench<'_>, shape: [usize; 2]) -> Result<(), Box<dyn Error>> {
+    let (gpu, n) = (bench.gpu, shape[0] * shape[1]);
     let a = GpuArray::from_elem(gpu, n, 0.5_f32)?;
     let b = GpuArray::from_elem(gpu, n, 0.25_f32)?;
     let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
@@ -103,23 +113,21 @@ fn expressions(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
             (x - m * 0.01 / (v.sqrt() + 1e-8), m, v)
         })
     })?;
-    let (x, y) = (a.into_shape((n / 1024, 1024))?, b.into_shape((n / 1024, 1024))?);
+    let (x, y) = (a.into_shape(shape)?, b.into_shape(shape)?);
     bench.run("sums of exp(x), rows", n * 4, |_| x.lazy().exp().sum_axis(Axis(1)).map(drop))?;
     bench.run("sums of x, columns", n * 4, |_| x.lazy().sum_axis(Axis(0)).map(drop))?;
     bench.run("argmin of x", n * 4, |_| x.lazy().argmin().map(drop))?;
-    let mut z: GpuArray<f32, Ix2> = c.into_shape((n / 1024, 1024))?;
+    let mut z: GpuArray<f32, Ix2> = c.into_shape(shape)?;
     let (column, row) =
         (x.slice_axis(Axis(1), Slice::from(0..1))?, y.slice_axis(Axis(0), Slice::from(0..1))?);
     bench.run("column - row", n * 4, |_| z.assign_expr(column.lazy() - row.lazy()))?;
     bench.run("z += row", n * 8, |_| z.try_add_assign(&row))?;
     let square = (n as f64).sqrt() as usize;
-    let wide = x.slice_axis(Axis(0), Slice::from(0..(square * square / 1024) as isize))?.to_owned()?;
+    let rows = (square * square / shape[1]) as isize;
+    let wide = x.slice_axis(Axis(0), Slice::from(0..rows))?.to_owned()?;
     let wide: GpuArray<f32, Ix2> = wide.into_shape((square, square))?;
     let mut sums = GpuArray::<f32, Ix2>::zeros(gpu, (square, square))?;
     bench.run("x + x.t()", n * 12, |_| sums.assign_expr(wide.lazy() + wide.t().lazy()))?;
-    let small = GpuArray::from_elem(gpu, 1024, 0.5_f32)?;
-    let mut to = GpuArray::<f32, Ix1>::zeros(gpu, 1024)?;
-    bench.run("s * 2 + s, 1024", 0, |_| to.assign_expr(small.lazy() * 2.0 + &small))?;
     Ok(())
 }
 
@@ -154,6 +162,8 @@ fn crossing(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
 struct Bench<'a> {
     gpu: &'a Gpu,
     rounds: usize,
+    /// Behind each name.
+    suffix: &'static str,
 }
 
 impl Bench<'_> {
@@ -164,6 +174,7 @@ impl Bench<'_> {
         bytes: usize,
         mut operation: impl FnMut(usize) -> Result<(), ArrayError>,
     ) -> Result<(), Box<dyn Error>> {
+        let name = format!("{name}{}", self.suffix);
         let begin = Instant::now();
         operation(0)?;
         self.gpu.synchronize()?;

@@ -1,7 +1,7 @@
 //! `cargo xtask wheel DIR`: builds the Python package. [`check`] builds it and runs its tests on the drop-in.
 
 use super::lay_out;
-use crate::workspace::programs::Profile;
+use crate::workspace::programs::{self, Profile};
 use crate::{drop_in, workspace};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -188,13 +188,11 @@ fn numpy() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds the extension module of the DLPack tests as the tests of the workspace do, and returns its path.
+/// The extension module of the DLPack tests, as the step `test` has built it.
 fn extension() -> Result<PathBuf> {
-    let name = "python_extension";
-    let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--quiet", "--workspace", "--example", name]).current_dir(workspace::root());
-    succeed(&mut cargo, "cargo build")?;
-    Ok(workspace::target_folder()?.join(format!("debug/examples/lib{name}.so")))
+    let files = programs::library("python_extension", Profile::Tests)?;
+    let library = files.into_iter().find(|file| file.extension().is_some_and(|extension| extension == "so"));
+    library.context("cargo reported no shared library")
 }
 
 fn wheels(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -1,4 +1,4 @@
-//! candle-core's own CUDA tests from its published package, on the drop-in.
+//! The CUDA tests of candle-core and candle-nn from their published packages, on the drop-in.
 //!
 //! candle's kernels have PTX. NVIDIA's cuBLAS, cuRAND and runtime library have none and do not start on the drop-in, so the tests are given
 //! `interop/cuda-libraries` in their place. All pass; one that cannot would be listed in `interop/candle/Cargo.toml`, with the reason.
@@ -10,6 +10,7 @@ use super::{CANDLE, Layout};
 use crate::workspace::programs;
 use crate::workspace::wheel::Unreachable;
 use anyhow::{Context, Result, ensure};
+use cargo_metadata::Package;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,14 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
         Err(error) if error.is::<Unreachable>() => return Ok(format!("skipped: {error:#}")),
         prepared => prepared?,
     };
-    tests(layout, &variables, &needs)
+    let manifest = layout.manifest(CANDLE);
+    let [own, core, nn] = published(&manifest, ["interop-candle", "candle-core", "candle-nn"])?;
+    let expected = Expected::read(&own, "cuda-tests", "")?;
+    let mut results = BTreeMap::new();
+    for package in [core, nn] {
+        results.extend(tests(layout, &package, &variables, &needs, &expected)?);
+    }
+    expected.summary(&results, LIST)
 }
 
 pub(super) type Variables = Vec<(&'static str, OsString)>;
@@ -51,13 +59,17 @@ fn library(layout: &Layout, manifest: &Path, variables: &Variables) -> Result<Pa
     Ok(found.context("cargo reported no library")?.into())
 }
 
-/// Builds and runs the tests. Those of candle's backend for CPUs are not run.
-fn tests(layout: &Layout, variables: &Variables, needs: &Needs) -> Result<String> {
-    let [own, package] = published(&layout.manifest(CANDLE), ["interop-candle", "candle-core"])?;
-    let expected = Expected::read(&own, "cuda-tests", "")?;
+/// Builds and runs the tests of a package. Those of candle's backend for CPUs are not run.
+fn tests(
+    layout: &Layout,
+    package: &Package,
+    variables: &Variables,
+    needs: &Needs,
+    expected: &Expected,
+) -> Result<BTreeMap<String, bool>> {
     let target = layout.made.join(format!("{}-{}", package.name, package.version));
     let is_new = !target.is_dir();
-    let copied = copy(&package, &target)?;
+    let copied = copy(package, &target)?;
     if is_new {
         // The versions of the program, so that little is compiled twice.
         std::fs::copy(layout.manifest(CANDLE).with_extension("lock"), target.join("Cargo.lock"))?;
@@ -78,11 +90,9 @@ fn tests(layout: &Layout, variables: &Variables, needs: &Needs) -> Result<String
     })?;
     let mut results = BTreeMap::new();
     for (target, program) in built {
-        for (name, passed) in run_target(layout, &program, &target, &expected, needs)? {
-            results.insert(name, passed);
-        }
+        results.extend(run_target(layout, &program, &target, expected, needs)?);
     }
-    expected.summary(&results, LIST)
+    Ok(results)
 }
 
 fn run_target(
@@ -121,7 +131,7 @@ fn run_target(
     Ok(results)
 }
 
-/// candle-core itself is not optimised, which compiles faster: the time goes to its kernels.
+/// candle-core is not optimised, which compiles faster: the time goes to its kernels.
 #[rustfmt::skip]
 const BUILD: &[&str] = &[
     "test", "--no-run", "--release", "--features=cuda", "--lib", "--config=profile.release.package.candle-core.opt-level=0",
