@@ -7,6 +7,12 @@
 
 typedef unsigned long long u64;
 
+// A value that the compiler does not know. Of a loop with branches by it, the compiler does not make one loop for each value.
+__device__ inline u64 unknown(u64 value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
+
 // 16 bytes of elements: one load or store of the widest kind.
 template <class T> struct alignas(16) Pack {
     static const unsigned count = 16 / sizeof(T);
@@ -52,8 +58,9 @@ template <unsigned THREADS, class T> __device__ T block_sum(T value, unsigned th
     return value;
 }
 
-// A source that says ELEMENT_SUFFIX is compiled once for each numeric type, into a module of its own: a program pays for
-// the types that it uses. `ENTRY(name)` begins the kernel `gpumem_<name>_<suffix>`.
+// A source that says ELEMENT_SUFFIX is compiled once for `float` and once for `double`, into a module of its own: a program pays for
+// the types that it uses. `src/kernel/text.rs` makes the texts for integers of them, so that sums and products are written `add` and `mul`, and
+// no other arithmetic of elements is there. `ENTRY(name)` begins the kernel `gpumem_<name>_<suffix>`.
 #ifdef ELEMENT_SUFFIX
 typedef ELEMENT_TYPE Element;
 #define JOIN(name, suffix) gpumem_##name##_##suffix

@@ -4,38 +4,7 @@
 // digits of 8 bits, whose blocks count and move consecutive parts. Then each part of TILE sorted additions is summed, and the sums of
 // rows that go over several parts are added in the order of the parts.
 
-#include "common.cuh"
-
-// 16 bytes, moved by one load and one store.
-struct alignas(16) Wide {
-    u64 low, high;
-};
-
-// The index at a place in an array of u32 (kind 0), i32 (1) or 64 bits. Negative ones exceed every length.
-__device__ inline u64 index_at(const void *index, u64 kind, u64 place) {
-    if (kind == 0) return ((const unsigned *)index)[place];
-    if (kind == 1) return (u64)(long long)((const int *)index)[place];
-    return ((const u64 *)index)[place];
-}
-
-// `from` has `outer` groups of `len` rows, each of `width` units of 1, 2, 4, 8 or 16 bytes, without gaps. Row i of each group of `out`,
-// which has `count` rows, is row index[i] of that group.
-extern "C" __global__ void gpumem_gather(void *out, const void *from, const void *index, u64 kind, u64 count, u64 len,
-                                         u64 width, u64 outer, u64 unit) {
-    const u64 threads = gridDim.x * (u64)blockDim.x;
-#pragma unroll 1
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < outer * count * width; i += threads) {
-        const u64 row = i / width, group = row / count;
-        const u64 place = index_at(index, kind, row - group * count);
-        const bool is_inside = place < len;
-        const u64 k = (group * len + place) * width + (i - row * width);
-        if (unit == 1) ((unsigned char *)out)[i] = is_inside ? ((const unsigned char *)from)[k] : 0;
-        else if (unit == 2) ((unsigned short *)out)[i] = is_inside ? ((const unsigned short *)from)[k] : 0;
-        else if (unit == 4) ((unsigned *)out)[i] = is_inside ? ((const unsigned *)from)[k] : 0;
-        else if (unit == 8) ((u64 *)out)[i] = is_inside ? ((const u64 *)from)[k] : 0;
-        else ((Wide *)out)[i] = is_inside ? ((const Wide *)from)[k] : Wide{};
-    }
-}
+#include "index.cuh"
 
 const unsigned THREADS = 256;
 

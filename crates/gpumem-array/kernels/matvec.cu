@@ -6,8 +6,7 @@
 
 const unsigned ROWS = 8;      // row lanes of a block of `columns`
 const unsigned THREADS = 256;
-// Loads that a thread issues before it uses the first. Those of integers are few, which keeps the text short.
-const unsigned IN_FLIGHT = Element(1) / Element(2) == Element(0) ? 2 : 8;
+const unsigned IN_FLIGHT = 8; // loads that a thread issues before it uses the first
 
 // The compiler moves no load behind it.
 __device__ inline void after_loads() { asm volatile("" ::: "memory"); }

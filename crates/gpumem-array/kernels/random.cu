@@ -11,6 +11,7 @@ typedef long long i64;
 struct Words {
     unsigned word[4];
     __device__ u64 pair(unsigned k) const { return word[2 * k] | (u64)word[2 * k + 1] << 32; }
+    __device__ void set_pair(unsigned k, u64 bits) { word[2 * k] = (unsigned)bits, word[2 * k + 1] = (unsigned)(bits >> 32); }
 };
 
 __device__ Words philox(u64 seed, u64 stream, u64 block) {
@@ -113,83 +114,62 @@ template <class T> __device__ void normals(T u, unsigned quarters, T rest, T &fi
     second = times(radius, quarters & 2 ? -y : y);
 }
 
-// The elements that one block of words becomes.
-struct UniformU32 {
-    typedef unsigned T;
-    static __device__ void of(const Words &w, T *out) {
-#pragma unroll
-        for (unsigned k = 0; k < 4; k++) out[k] = w.word[k];
-    }
-};
-struct UniformU64 {
-    typedef u64 T;
-    static __device__ void of(const Words &w, T *out) {
-        out[0] = w.pair(0);
-        out[1] = w.pair(1);
-    }
-};
-struct UniformF32 {
-    typedef float T;
-    static __device__ void of(const Words &w, T *out) {
-#pragma unroll
-        for (unsigned k = 0; k < 4; k++) out[k] = times((float)(w.word[k] >> 8), 1.0f / 16777216);
-    }
-};
-struct UniformF64 {
-    typedef double T;
-    static __device__ void of(const Words &w, T *out) {
-#pragma unroll
-        for (unsigned k = 0; k < 2; k++) out[k] = times((double)(w.pair(k) >> 11), 1.0 / 9007199254740992);
-    }
-};
-struct NormalF32 {
-    typedef float T;
-    static __device__ void of(const Words &w, T *out) {
-#pragma unroll
-        for (unsigned k = 0; k < 4; k += 2) {
-            // The centre of an interval, so never zero.
-            const float u = plus(times(__uint2float_rn(w.word[k]), 1.0f / 4294967296), 0.5f / 4294967296);
-            const unsigned angle = w.word[k + 1], quarters = (angle + 0x20000000u) >> 30;
-            const float rest = times(__int2float_rn((int)(angle - (quarters << 30))), 1.4629180792671596e-9f);
-            normals(u, quarters, rest, out[k], out[k + 1]);
-        }
-    }
-};
-struct NormalF64 {
-    typedef double T;
-    static __device__ void of(const Words &w, T *out) {
-        const double u = times(plus(__ull2double_rn(w.pair(0) >> 11), 0.5), 1.0 / 9007199254740992);
-        const u64 angle = w.pair(1), quarters = (angle + 0x2000000000000000ull) >> 62;
-        const double rest = times(__ll2double_rn((i64)(angle - (quarters << 62))), 3.4061215800865545e-19);
-        normals(u, (unsigned)quarters, rest, out[0], out[1]);
-    }
-};
+// Values of `kind`; the other one is that of `normal_f64`.
+const u64 INTEGERS = 0, UNIFORM_F32 = 1, UNIFORM_F64 = 2, NORMAL_F32 = 3;
 
-// `out` is aligned to 16 bytes. The last elements of the last block may have no place.
-template <class Kind> __device__ void fill(typename Kind::T *out, u64 n, u64 seed, u64 stream, u64 first) {
-    typedef typename Kind::T T;
-    const unsigned count = Pack<T>::count;
+// The elements that one block of words becomes, as bits. Integers are the words.
+__device__ void uniform_f32(Words &w) {
+#pragma unroll
+    for (unsigned k = 0; k < 4; k++) w.word[k] = __float_as_uint(times((float)(w.word[k] >> 8), 1.0f / 16777216));
+}
+__device__ void uniform_f64(Words &w) {
+#pragma unroll
+    for (unsigned k = 0; k < 2; k++)
+        w.set_pair(k, __double_as_longlong(times((double)(w.pair(k) >> 11), 1.0 / 9007199254740992)));
+}
+__device__ void normal_f32(Words &w) {
+#pragma unroll
+    for (unsigned k = 0; k < 4; k += 2) {
+        // The centre of an interval, so never zero.
+        const float u = plus(times(__uint2float_rn(w.word[k]), 1.0f / 4294967296), 0.5f / 4294967296);
+        const unsigned angle = w.word[k + 1], quarters = (angle + 0x20000000u) >> 30;
+        const float rest = times(__int2float_rn((int)(angle - (quarters << 30))), 1.4629180792671596e-9f);
+        float first, second;
+        normals(u, quarters, rest, first, second);
+        w.word[k] = __float_as_uint(first), w.word[k + 1] = __float_as_uint(second);
+    }
+}
+__device__ void normal_f64(Words &w) {
+    const double u = times(plus(__ull2double_rn(w.pair(0) >> 11), 0.5), 1.0 / 9007199254740992);
+    const u64 angle = w.pair(1), quarters = (angle + 0x2000000000000000ull) >> 62;
+    const double rest = times(__ll2double_rn((i64)(angle - (quarters << 62))), 3.4061215800865545e-19);
+    double first, second;
+    normals(u, (unsigned)quarters, rest, first, second);
+    w.set_pair(0, __double_as_longlong(first)), w.set_pair(1, __double_as_longlong(second));
+}
+
+// `out` has `n` words and is aligned to 16 bytes. The last words of the last block may have no place.
+extern "C" __global__ void gpumem_random(unsigned *out, u64 n, u64 seed, u64 stream, u64 first, u64 kind) {
     const u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x, threads = gridDim.x * (u64)blockDim.x;
-    for (u64 i = thread; i * count < n; i += threads) {
-        Pack<T> pack;
-        Kind::of(philox(seed, stream, first + i), pack.lane);
-        if ((i + 1) * count <= n) {
-            reinterpret_cast<Pack<T> *>(out)[i] = pack;
+#pragma unroll 1
+    for (u64 i = thread; i * 4 < n; i += threads) {
+        Words words = philox(seed, stream, first + i);
+        const u64 of = unknown(kind);
+        if (of != INTEGERS) {
+            if (of == UNIFORM_F32) uniform_f32(words);
+            else if (of == UNIFORM_F64) uniform_f64(words);
+            else if (of == NORMAL_F32) normal_f32(words);
+            else normal_f64(words);
+        }
+        if (i * 4 + 4 <= n) {
+            Pack<unsigned> pack;
+#pragma unroll
+            for (unsigned k = 0; k < 4; k++) pack.lane[k] = words.word[k];
+            reinterpret_cast<Pack<unsigned> *>(out)[i] = pack;
         } else {
 #pragma unroll
-            for (unsigned k = 0; k < count; k++)
-                if (i * count + k < n) out[i * count + k] = pack.lane[k];
+            for (unsigned k = 0; k < 4; k++)
+                if (i * 4 + k < n) out[i * 4 + k] = words.word[k];
         }
     }
 }
-
-#define KERNEL(name, Kind)                                                                                          \
-    extern "C" __global__ void gpumem_##name(Kind::T *out, u64 n, u64 seed, u64 stream, u64 first) {                \
-        fill<Kind>(out, n, seed, stream, first);                                                                    \
-    }
-KERNEL(random_u32, UniformU32)
-KERNEL(random_u64, UniformU64)
-KERNEL(random_f32, UniformF32)
-KERNEL(random_f64, UniformF64)
-KERNEL(normal_f32, NormalF32)
-KERNEL(normal_f64, NormalF64)

@@ -1,119 +1,14 @@
-// Copies of strided ranges, by the size of an element: 1, 2, 4, 8 or 16 bytes.
+// `dense`: a copy of rows of bytes without gaps.
 //
-// `copy`: the host orders the axes by their steps in the target, merges axes that are contiguous, and passes the innermost axis by
-// itself: the threads of a block lie along it, and each thread finds the place of a row once for all elements of the row. `dense` is such
-// a copy for rows of bytes without gaps.
-//
-// `transpose`: the fastest axes of target and source differ. A block moves a tile of the two through shared memory: its threads lie along
-// the source's axis when they load, and along the target's when they store.
+// `transpose`: a copy of elements of 1, 2, 4, 8 or 16 bytes whose fastest axes in the target and in the source differ. A block moves a tile of
+// the two through shared memory: its threads lie along the source's axis when they load, and along the target's when they store.
 
-typedef unsigned long long u64;
-typedef long long i64;
-
-// Each axis at least doubles the elements, and an address has 49 bits.
-const unsigned AXES_MAX = 48;
-const unsigned IN_FLIGHT = 4; // loads a thread issues before it stores the first
-
-// The outer axes, from the fastest to the slowest. Steps are in bytes; those of the target come first.
-struct Axes {
-    u64 count;
-    u64 len[AXES_MAX];
-    i64 to[AXES_MAX];
-    i64 from[AXES_MAX];
-};
+#include "axes.cuh"
 
 // 16 bytes, moved by one load and one store.
 struct alignas(16) Wide {
     u64 low, high;
 };
-
-// Where a row begins in the target and in the source.
-struct Row {
-    i64 to, from;
-    __device__ Row(const Axes &axes, u64 index) : to(0), from(0) {
-#pragma unroll 1
-        for (u64 axis = 0; axis < axes.count; axis++) {
-            u64 place = index;
-            if (axis + 1 < axes.count) {
-                const u64 len = axes.len[axis];
-                const u64 rest = index / len;
-                place = index - rest * len;
-                index = rest;
-            }
-            to += (i64)place * axes.to[axis];
-            from += (i64)place * axes.from[axis];
-        }
-    }
-};
-
-// Rows with at most one unit for each thread: the units of several rows are in flight. The rows of a block are neighbours.
-template <class T>
-__device__ void copy_short(char *to, const char *from, u64 len, i64 to_step, i64 from_step, u64 rows, const Axes &axes) {
-    const u64 i = threadIdx.x;
-    if (i >= len) return;
-    to += (i64)i * to_step;
-    from += (i64)i * from_step;
-    const u64 each = blockDim.y * (u64)IN_FLIGHT;
-#pragma unroll 1
-    for (u64 first = blockIdx.y * each + threadIdx.y; first < rows; first += gridDim.y * each) {
-        // The places of all rows at once; the last row stands for those behind it.
-        u64 left[IN_FLIGHT];
-        i64 to_place[IN_FLIGHT], from_place[IN_FLIGHT];
-#pragma unroll
-        for (unsigned j = 0; j < IN_FLIGHT; j++) {
-            left[j] = min(first + j * blockDim.y, rows - 1);
-            to_place[j] = from_place[j] = 0;
-        }
-#pragma unroll 1
-        for (u64 axis = 0; axis < axes.count; axis++) {
-            u64 place[IN_FLIGHT];
-#pragma unroll
-            for (unsigned j = 0; j < IN_FLIGHT; j++) place[j] = left[j];
-            if (axis + 1 < axes.count) {
-#pragma unroll
-                for (unsigned j = 0; j < IN_FLIGHT; j++) {
-                    left[j] /= axes.len[axis];
-                    place[j] -= left[j] * axes.len[axis];
-                }
-            }
-#pragma unroll
-            for (unsigned j = 0; j < IN_FLIGHT; j++) {
-                to_place[j] += (i64)place[j] * axes.to[axis];
-                from_place[j] += (i64)place[j] * axes.from[axis];
-            }
-        }
-        T loaded[IN_FLIGHT];
-#pragma unroll
-        for (unsigned j = 0; j < IN_FLIGHT; j++) loaded[j] = *(const T *)(from + from_place[j]);
-#pragma unroll
-        for (unsigned j = 0; j < IN_FLIGHT; j++)
-            if (first + j * blockDim.y < rows) *(T *)(to + to_place[j]) = loaded[j];
-    }
-}
-
-template <class T>
-__device__ void copy(char *to, const char *from, u64 len, i64 to_step, i64 from_step, u64 rows, const Axes &axes) {
-    if (len <= blockDim.x) return copy_short<T>(to, from, len, to_step, from_step, rows, axes);
-    const u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-    const u64 threads = gridDim.x * (u64)blockDim.x;
-    for (u64 row = blockIdx.y * (u64)blockDim.y + threadIdx.y; row < rows; row += gridDim.y * (u64)blockDim.y) {
-        const Row start(axes, row);
-#pragma unroll 1
-        for (u64 base = first; base < len; base += IN_FLIGHT * threads) {
-            T loaded[IN_FLIGHT];
-#pragma unroll
-            for (unsigned j = 0; j < IN_FLIGHT; j++) {
-                const u64 i = base + j * threads;
-                if (i < len) loaded[j] = *(const T *)(from + start.from + (i64)i * from_step);
-            }
-#pragma unroll
-            for (unsigned j = 0; j < IN_FLIGHT; j++) {
-                const u64 i = base + j * threads;
-                if (i < len) *(T *)(to + start.to + (i64)i * to_step) = loaded[j];
-            }
-        }
-    }
-}
 
 // Accesses of several words.
 template <unsigned WORDS> struct Words;
@@ -416,24 +311,11 @@ __device__ void transpose(char *to, const char *from, const Axis &row, const Axi
     }
 }
 
-// In place: a copy of its own for each thread would not fit into registers.
-#define AXES const __grid_constant__ Axes axes
-#define COPY(bytes, T)                                                                                              \
-    extern "C" __global__ void gpumem_copy_##bytes(char *to, const char *from, u64 len, i64 to_step, i64 from_step, \
-                                                   u64 rows, AXES) {                                                \
-        copy<T>(to, from, len, to_step, from_step, rows, axes);                                                     \
-    }
 #define TRANSPOSE(bytes, T)                                                                                         \
     extern "C" __global__ void gpumem_transpose_##bytes(char *to, const char *from, Axis row, Axis column,          \
                                                         u64 count, AXES) {                                          \
         transpose<T>(to, from, row, column, count, axes);                                                           \
     }
-
-COPY(1, unsigned char)
-COPY(2, unsigned short)
-COPY(4, unsigned)
-COPY(8, u64)
-COPY(16, Wide)
 
 // The parameters of `gpumem_copy_1`.
 extern "C" __global__ void gpumem_dense_1(char *to, const char *from, u64 len, i64, i64, u64 rows, AXES) {

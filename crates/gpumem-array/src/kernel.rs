@@ -11,6 +11,7 @@ pub(crate) mod parameters;
 mod signature;
 pub(crate) mod source;
 pub(crate) mod table;
+mod text;
 
 use crate::error::ArrayError;
 use gpumem_pool::sys::fork;

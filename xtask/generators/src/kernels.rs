@@ -25,9 +25,8 @@ const FOLDERS: [&str; 5] = [
     "crates/gpumem-adapt/examples",
     "tests/kernels",
 ];
-/// The numeric element types, as Rust and as CUDA name them.
-const ELEMENTS: [(&str, &str); 4] =
-    [("f32", "float"), ("f64", "double"), ("i32", "int"), ("i64", "long long")];
+/// The element types that a source is compiled for, as Rust and as CUDA name them. Integers of their sizes take their text.
+const ELEMENTS: [(&str, &str); 2] = [("f32", "float"), ("f64", "double")];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -6,6 +6,7 @@ use crate::element::{NumericType, ProductKernels};
 use crate::error::ArrayError;
 use crate::kernel::generated::Generated;
 use crate::kernel::table::{KERNEL_COUNT, Kernel, Only, ROWS, Unit, index};
+use crate::kernel::text::KernelText;
 use crate::kernel::{Function, Module};
 use core::ffi::c_void;
 use core::ops::Range;
@@ -18,7 +19,7 @@ pub(crate) struct Library {
     device: Device,
     /// By the [`index`] of their places.
     functions: [OnceLock<Function>; KERNEL_COUNT],
-    modules: Mutex<Vec<(&'static str, Module)>>,
+    modules: Mutex<Vec<(KernelText, Module)>>,
     /// The kernels of expressions.
     generated: Generated,
 }
@@ -73,18 +74,18 @@ impl Library {
             return Ok(function);
         }
         let (text, name) = ROWS[row].of(column);
-        let function = self.module(text)?.own_function(text, name)?;
+        let function = self.module(text)?.own_function(&text.filled(), name)?;
         Ok(slot.get_or_init(|| function))
     }
 
     /// The module, loaded if it is not yet. Threads that need a module wait while another thread loads it.
-    fn module(&self, text: &'static str) -> Result<Module, ArrayError> {
+    fn module(&self, text: KernelText) -> Result<Module, ArrayError> {
         not_forked()?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, module)) = modules.iter().find(|(known, _)| core::ptr::eq(*known, text)) {
+        if let Some((_, module)) = modules.iter().find(|(known, _)| known.is(text)) {
             return Ok(module.clone());
         }
-        let module = Module::load_own(&self.device, text)?;
+        let module = Module::load_own(&self.device, &text.filled())?;
         modules.push((text, module.clone()));
         Ok(module)
     }
@@ -149,5 +150,22 @@ pub(crate) unsafe fn launch(
             parameters.as_mut_ptr(),
             core::ptr::null_mut(),
         )
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+
+    /// The simulator parses each text.
+    #[test]
+    fn a_driver_loads_each_kernel() {
+        let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap();
+        let library = Library::of(&Device::new(&driver, 0).unwrap());
+        for (row, kernel) in ROWS.iter().enumerate() {
+            for column in 0..kernel.count() {
+                library.function_at((row, column)).unwrap();
+            }
+        }
     }
 }

@@ -4,25 +4,31 @@
 //! type. The parameters are those of the PTX.
 
 use crate::element::NumericType;
+use crate::kernel::text::{Elements, KernelText};
 
 /// A kernel, for all of its types.
 pub(crate) struct KernelRow {
     /// The PTX of each type, or one text for all types.
-    texts: &'static [&'static str],
+    texts: &'static [KernelText],
     /// The name for each type.
     names: &'static [&'static str],
 }
 
 impl KernelRow {
     /// The PTX and the name for a type.
-    pub(crate) fn of(&self, column: usize) -> (&'static str, &'static str) {
+    pub(crate) fn of(&self, column: usize) -> (KernelText, &'static str) {
         let text = if self.texts.len() == 1 { self.texts[0] } else { self.texts[column] };
         (text, self.names[column])
     }
 
-    /// True if each numeric type has a text of its own.
+    /// The number of its types.
+    pub(crate) const fn count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// True if the kernel exists for each numeric type.
     pub(crate) fn is_numeric(&self) -> bool {
-        self.texts.len() > 1
+        self.texts.iter().any(|text| text.elements == Elements::I32)
     }
 }
 
@@ -118,8 +124,10 @@ table! {
         // By tensor cores.
         ProductHalf "product_half";
     }
-    Unit STRIDED {
+    Unit COPY {
         Copy "copy";
+    }
+    Unit STRIDED {
         // A copy whose fastest axes differ, by tiles.
         Transpose "transpose";
     }
@@ -127,8 +135,10 @@ table! {
         // A copy of rows of bytes without gaps, at any addresses.
         Dense "dense_1";
     }
-    Only INDEX {
+    Unit GATHER {
         Gather "gather";
+    }
+    Only INDEX {
         TrueCount "true_count";
         TruePlaces "true_places";
         Keys "keys";
@@ -139,12 +149,8 @@ table! {
         ScatterRest "scatter_rest";
     }
     Only RANDOM {
-        RandomU32 "random_u32";
-        RandomU64 "random_u64";
-        RandomF32 "random_f32";
-        RandomF64 "random_f64";
-        NormalF32 "normal_f32";
-        NormalF64 "normal_f64";
+        // Uniform and normal numbers of all types.
+        Random "random";
     }
     Only PACK {
         // Fills many arrays from one buffer.
@@ -168,33 +174,58 @@ pub(crate) fn index(row: usize, column: usize) -> usize {
 const FIRSTS: [usize; TABLE.len() + 1] = {
     let (mut firsts, mut row) = ([0; TABLE.len() + 1], 0);
     while row < TABLE.len() {
-        firsts[row + 1] = firsts[row] + TABLE[row].names.len();
+        firsts[row + 1] = firsts[row] + TABLE[row].count();
         row += 1;
     }
     firsts
 };
 
-/// The texts of a source that is compiled for each numeric type.
+macro_rules! text {
+    ($file:expr, $elements:expr) => {
+        KernelText {
+            checked_in: include_str!(concat!("../../kernels/", $file, ".ptx")),
+            elements: $elements,
+        }
+    };
+    ($file:expr) => { &[text!($file, Elements::Own)] };
+}
+
+/// The texts of a source that is compiled for `f32` and `f64`.
 macro_rules! numeric_texts {
     ($source:literal) => {
         &[
-            include_str!(concat!("../../kernels/", $source, ".f32.ptx")),
-            include_str!(concat!("../../kernels/", $source, ".f64.ptx")),
-            include_str!(concat!("../../kernels/", $source, ".i32.ptx")),
-            include_str!(concat!("../../kernels/", $source, ".i64.ptx")),
+            text!(concat!($source, ".f32"), Elements::Own),
+            text!(concat!($source, ".f64"), Elements::Own),
+            text!(concat!($source, ".f32"), Elements::I32),
+            text!(concat!($source, ".f64"), Elements::I64),
         ]
     };
 }
 
-const MATVEC: &[&str] = numeric_texts!("matvec");
-const PRODUCT: &[&str] = numeric_texts!("product");
-const SPARSE: &[&str] = numeric_texts!("sparse");
-const PRODUCT_WIDE: &[&str] = &[include_str!("../../kernels/product_wide.ptx")];
-const PRODUCT_HALF: &[&str] = &[include_str!("../../kernels/product_half.ptx")];
-const STRIDED: &[&str] = &[include_str!("../../kernels/strided.ptx")];
-const INDEX: &[&str] = &[include_str!("../../kernels/index.ptx")];
-const RANDOM: &[&str] = &[include_str!("../../kernels/random.ptx")];
-const PACK: &[&str] = &[include_str!("../../kernels/pack.ptx")];
+/// The texts of a source that is compiled for units of 16 bytes.
+macro_rules! unit_texts {
+    ($source:literal) => {
+        &[
+            text!($source, Elements::Narrow { bytes: 1 }),
+            text!($source, Elements::Narrow { bytes: 2 }),
+            text!($source, Elements::Narrow { bytes: 4 }),
+            text!($source, Elements::Narrow { bytes: 8 }),
+            text!($source, Elements::Own),
+        ]
+    };
+}
+
+const MATVEC: &[KernelText] = numeric_texts!("matvec");
+const PRODUCT: &[KernelText] = numeric_texts!("product");
+const SPARSE: &[KernelText] = numeric_texts!("sparse");
+const PRODUCT_WIDE: &[KernelText] = text!("product_wide");
+const PRODUCT_HALF: &[KernelText] = text!("product_half");
+const COPY: &[KernelText] = unit_texts!("copy");
+const GATHER: &[KernelText] = unit_texts!("gather");
+const STRIDED: &[KernelText] = text!("strided");
+const INDEX: &[KernelText] = text!("index");
+const RANDOM: &[KernelText] = text!("random");
+const PACK: &[KernelText] = text!("pack");
 
 #[cfg(test)]
 mod tests {
@@ -204,12 +235,17 @@ mod tests {
     #[test]
     fn the_ptx_has_each_kernel() {
         for row in ROWS {
-            for column in 0..row.names.len() {
+            for column in 0..row.count() {
                 let (text, name) = row.of(column);
-                assert!(
-                    Signatures::of_entry(text, name).is_some_and(|parameters| !parameters.is_empty()),
-                    "{name}"
-                );
+                let filled = text.filled();
+                let signature = Signatures::of_entry(&filled, name);
+                assert!(signature.is_some_and(|parameters| !parameters.is_empty()), "{name}");
+                match text.elements {
+                    Elements::I32 => assert!(!filled.contains(".f32") && filled.contains("mad.lo.s32"), "{name}"),
+                    Elements::I64 => assert!(!filled.contains(".f64") && filled.contains("mad.lo.s64"), "{name}"),
+                    Elements::Narrow { .. } => assert!(!filled.contains(".v2."), "{name}"),
+                    Elements::Own => {}
+                }
             }
         }
     }

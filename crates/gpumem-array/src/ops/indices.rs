@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::expression::{Expression, Lazy, Numeric};
 use crate::gpu::Gpu;
-use crate::kernel::table::{Kernel, Only};
+use crate::kernel::table::{Kernel, Only, Unit};
 use crate::launch::OwnLaunch;
 use crate::layout::{ElementOrder, Layout};
 use crate::ops::{blocks, operand};
@@ -180,11 +180,12 @@ readers! {
             .find(|unit| row_bytes.is_multiple_of(*unit) && source.address().is_multiple_of(*unit as u64));
         let unit = unit.unwrap_or(1);
         let block_count = blocks(result.len() * size_of::<T>() / unit, THREADS);
-        let launch =
-            OwnLaunch::new(gpu, Kernel::Gather(Only::One), [block_count, 1, 1], [THREADS as u32, 1, 1])?;
+        let (kernel, grid) = (Kernel::Gather(Unit::of(unit)), [block_count, 1, 1]);
+        let launch = OwnLaunch::new(gpu, kernel, grid, [THREADS as u32, 1, 1])?;
         let launch = launch.write(&result).read(&source);
         let launch = with_indices(launch, &indices);
-        launch.words([indices.len(), axis.len(), row_bytes / unit, outer, unit]).queue("select")?;
+        let unit_log = unit.trailing_zeros() as usize;
+        launch.words([indices.len(), axis.len(), row_bytes / unit, outer, unit_log]).queue("select")?;
         Ok(result)
     }
 

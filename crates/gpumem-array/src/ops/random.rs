@@ -75,27 +75,26 @@ pub trait Random: Element + sealed::UniformKernel {}
 pub trait RandomNormal: Random + sealed::NormalKernel {}
 
 mod sealed {
-    use super::Kernel;
-
     pub trait UniformKernel {
-        const KERNEL: Kernel;
+        /// The number by which the kernel knows the type.
+        const KIND: u64;
     }
     pub trait NormalKernel {
-        const KERNEL: Kernel;
+        const KIND: u64;
     }
 }
 
 macro_rules! drawn {
-    ($($type:ty: $kernel:ident $($normal:ident)?;)*) => {
+    ($($type:ty: $kind:literal $($normal:literal)?;)*) => {
         $(
             impl Random for $type {}
             impl sealed::UniformKernel for $type {
-                const KERNEL: Kernel = Kernel::$kernel(Only::One);
+                const KIND: u64 = $kind;
             }
             $(
                 impl RandomNormal for $type {}
                 impl sealed::NormalKernel for $type {
-                    const KERNEL: Kernel = Kernel::$normal(Only::One);
+                    const KIND: u64 = $normal;
                 }
             )?
         )*
@@ -103,12 +102,12 @@ macro_rules! drawn {
 }
 
 drawn! {
-    f32: RandomF32 NormalF32;
-    f64: RandomF64 NormalF64;
-    i32: RandomU32;
-    i64: RandomU64;
-    u32: RandomU32;
-    u64: RandomU64;
+    f32: 1 3;
+    f64: 2 4;
+    i32: 0;
+    i64: 0;
+    u32: 0;
+    u64: 0;
 }
 
 impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
@@ -158,18 +157,20 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill_random(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
-        self.draw(<T as sealed::UniformKernel>::KERNEL, rng)
+        self.draw(<T as sealed::UniformKernel>::KIND, rng)
     }
 
-    fn draw(&mut self, kernel: Kernel, rng: &mut Rng) -> Result<(), ArrayError> {
+    fn draw(&mut self, kind: u64, rng: &mut Rng) -> Result<(), ArrayError> {
         if self.is_empty() {
             return Ok(());
         }
-        let block_count = (self.len() * size_of::<T>()).div_ceil(16);
+        let word_count = self.len() * (size_of::<T>() / 4);
+        let block_count = word_count.div_ceil(4);
         let Rng { seed, stream, next } = *rng;
-        let launch = OwnLaunch::new(self.gpu(), kernel, [blocks(block_count, 256), 1, 1], [256, 1, 1])?;
-        let launch = launch.write(self).value(self.len() as u64);
-        launch.value(seed).value(stream).value(next).queue("random")?;
+        let grid = [blocks(block_count, 256), 1, 1];
+        let launch = OwnLaunch::new(self.gpu(), Kernel::Random(Only::One), grid, [256, 1, 1])?;
+        let launch = launch.write(self).value(word_count as u64);
+        launch.value(seed).value(stream).value(next).value(kind).queue("random")?;
         rng.advance(block_count as u64);
         Ok(())
     }
@@ -212,6 +213,6 @@ impl<T: RandomNormal, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill_random_normal(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
-        self.draw(<T as sealed::NormalKernel>::KERNEL, rng)
+        self.draw(<T as sealed::NormalKernel>::KIND, rng)
     }
 }
