@@ -1,8 +1,8 @@
 // The outer axes of copies of strided ranges.
 
 #pragma once
+#include "common.cuh"
 
-typedef unsigned long long u64;
 typedef long long i64;
 
 // Each axis at least doubles the elements, and an address has 49 bits.

@@ -7,6 +7,9 @@
 
 typedef unsigned long long u64;
 
+// 16 bytes, moved by one load and one store of two words.
+typedef ulonglong2 Wide;
+
 // A value that the compiler does not know. Of a loop with branches by it, the compiler does not make one loop for each value.
 __device__ inline u64 unknown(u64 value) {
     asm volatile("" : "+l"(value));
@@ -43,18 +46,6 @@ template <class T> __device__ T warp_sum(T value) {
 #pragma unroll
     for (unsigned distance = 16; distance > 0; distance /= 2)
         value = add(value, __shfl_down_sync(0xffffffff, value, distance));
-    return value;
-}
-
-// The sum over a block of `THREADS` in thread 0. `slots` is shared memory with one element a warp; it may be used again
-// after the call by all threads.
-template <unsigned THREADS, class T> __device__ T block_sum(T value, unsigned thread, T *slots) {
-    value = warp_sum(value);
-    if (THREADS == 32) return value;
-    if (thread % 32 == 0) slots[thread / 32] = value;
-    __syncthreads();
-    if (thread < 32) value = warp_sum(thread < THREADS / 32 ? slots[thread] : T(0));
-    __syncthreads();
     return value;
 }
 

@@ -7,11 +7,6 @@
 
 const unsigned IN_FLIGHT = 4; // loads a thread issues before it stores the first
 
-// 16 bytes, moved by one load and one store.
-struct alignas(16) Wide {
-    u64 low, high;
-};
-
 // Rows with at most one unit for each thread: the units of several rows are in flight. The rows of a block are neighbours.
 __device__ void copy_short(char *to, const char *from, u64 len, i64 to_step, i64 from_step, u64 rows, const Axes &axes) {
     const u64 i = threadIdx.x;

@@ -3,11 +3,6 @@
 
 #include "index.cuh"
 
-// 16 bytes, moved by one load and one store.
-struct alignas(16) Wide {
-    u64 low, high;
-};
-
 // `from` has `outer` groups of `len` rows, each of `width` units, without gaps. Row i of each group of `out`, which has `count` rows, is row
 // index[i] of that group. A unit has 2^unit_log bytes.
 extern "C" __global__ void gpumem_gather_16(char *out, const char *from, const void *index, u64 kind, u64 count, u64 len,

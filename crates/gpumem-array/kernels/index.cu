@@ -17,53 +17,57 @@ __device__ inline u64 eight(const unsigned char *mask, u64 place, u64 end) {
     return bytes;
 }
 
+// The sum of the values of the threads before in a block, and of all. `slots` is shared memory with one element a warp.
+template <unsigned WARPS, class T> __device__ T sum_before(T value, T &total, T *slots) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    T before = value;
+#pragma unroll 1
+    for (unsigned distance = 1; distance < 32; distance *= 2) {
+        const T other = __shfl_up_sync(0xffffffff, before, distance);
+        if (lane >= distance) before += other;
+    }
+    if (lane == 31) slots[warp] = before;
+    __syncthreads();
+    before -= value;
+    total = 0;
+#pragma unroll 1
+    for (unsigned k = 0; k < WARPS; k++) {
+        if (k < warp) before += slots[k];
+        total += slots[k];
+    }
+    __syncthreads();
+    return before;
+}
+
 // The number of ones in each block's part of a mask of zeros and ones.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gpumem_true_count(u64 *counts, const unsigned char *mask, u64 n, u64 part) {
-    __shared__ long long slots[THREADS / 32];
+    __shared__ unsigned slots[THREADS / 32];
     const u64 first = blockIdx.x * part, end = min(n, first + part);
-    long long count = 0;
+    unsigned count = 0, total;
 #pragma unroll 1
     for (u64 i = first + threadIdx.x * 8; i < end; i += THREADS * 8) count += __popcll(eight(mask, i, end));
-    count = block_sum<THREADS>(count, threadIdx.x, slots);
-    if (threadIdx.x == 0) counts[blockIdx.x] = count;
+    sum_before<THREADS / 32>(count, total, slots);
+    if (threadIdx.x == 0) counts[blockIdx.x] = total;
 }
 
 // The places of the ones, in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gpumem_true_places(u64 *out, const unsigned char *mask, const u64 *counts, u64 n, u64 part) {
-    __shared__ long long slots[THREADS / 32];
-    __shared__ u64 before;
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __shared__ u64 slots[THREADS / 32];
     const u64 first = blockIdx.x * part, end = min(n, first + part);
-    long long blocks_before = 0;
+    u64 blocks_before = 0, before;
 #pragma unroll 1
     for (unsigned block = threadIdx.x; block < blockIdx.x; block += THREADS) blocks_before += counts[block];
-    blocks_before = block_sum<THREADS>(blocks_before, threadIdx.x, slots);
-    if (threadIdx.x == 0) before = blocks_before;
+    sum_before<THREADS / 32>(blocks_before, before, slots);
     for (u64 tile = first; tile < end; tile += THREADS * 8) {
         const u64 i = tile + threadIdx.x * 8;
         u64 ones = i < end ? eight(mask, i, end) : 0;
-        const unsigned count = __popcll(ones);
-        unsigned until = count;
-#pragma unroll 1
-        for (unsigned distance = 1; distance < 32; distance *= 2) {
-            const unsigned other = __shfl_up_sync(0xffffffff, until, distance);
-            if (lane >= distance) until += other;
-        }
-        if (lane == 31) slots[warp] = until;
-        __syncthreads();
-        u64 to = before + until - count, total = 0;
-#pragma unroll 1
-        for (unsigned k = 0; k < THREADS / 32; k++) {
-            if (k < warp) to += slots[k];
-            total += slots[k];
-        }
+        unsigned total;
+        u64 to = before + sum_before<THREADS / 32>((unsigned)__popcll(ones), total, (unsigned *)slots);
 #pragma unroll 1
         for (; ones != 0; ones &= ones - 1) out[to++] = i + (__ffsll(ones) - 1) / 8;
-        __syncthreads();
-        if (threadIdx.x == 0) before += total;
-        __syncthreads();
+        before += total;
     }
 }
 
@@ -95,22 +99,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The sums of all counts before each, in place. One block.
 extern "C" __global__ void __launch_bounds__(1024) gpumem_digit_scan(unsigned *counts, u64 len) {
     __shared__ unsigned slots[32];
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u64 each = (len + 1023) / 1024, first = threadIdx.x * each, end = min(len, first + each);
-    unsigned sum = 0;
+    unsigned sum = 0, total;
 #pragma unroll 1
     for (u64 i = first; i < end; i++) sum += counts[i];
-    unsigned until = sum;
-#pragma unroll 1
-    for (unsigned distance = 1; distance < 32; distance *= 2) {
-        const unsigned other = __shfl_up_sync(0xffffffff, until, distance);
-        if (lane >= distance) until += other;
-    }
-    if (lane == 31) slots[warp] = until;
-    __syncthreads();
-    unsigned before = until - sum;
-#pragma unroll 1
-    for (unsigned k = 0; k < warp; k++) before += slots[k];
+    unsigned before = sum_before<32>(sum, total, slots);
 #pragma unroll 1
     for (u64 i = first; i < end; i++) {
         const unsigned count = counts[i];
@@ -156,15 +149,16 @@ const u64 TILE = 128;
 
 // Elements of f32 (kind 0), f64 (1), i32 (2) and i64 (3), as bits. One kernel for all of them keeps the text short.
 __device__ inline u64 load(const void *from, u64 kind, u64 place) {
-    return kind % 2 == 0 ? ((const unsigned *)from)[place] : ((const u64 *)from)[place];
+    return unknown(kind) % 2 == 0 ? ((const unsigned *)from)[place] : ((const u64 *)from)[place];
 }
 
 __device__ inline void store(void *to, u64 kind, u64 place, u64 bits) {
-    if (kind % 2 == 0) ((unsigned *)to)[place] = (unsigned)bits;
+    if (unknown(kind) % 2 == 0) ((unsigned *)to)[place] = (unsigned)bits;
     else ((u64 *)to)[place] = bits;
 }
 
 __device__ inline u64 sum_of(u64 kind, u64 a, u64 b) {
+    kind = unknown(kind);
     if (kind == 0) return __float_as_uint(__uint_as_float((unsigned)a) + __uint_as_float((unsigned)b));
     if (kind == 1) return __double_as_longlong(__longlong_as_double(a) + __longlong_as_double(b));
     return a + b;

@@ -133,7 +133,7 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
     let code = ptx.find(".version").context("NVRTC wrote no .version line")?;
     let code = ptx[code..].trim_end();
     check_version(code)?;
-    let code = renumbered(code);
+    let code = renumbered(&without_comments(code));
     // NVRTC writes the path of its own folder before the name.
     let lines = code.lines().map(|line| match line.split_once('"') {
         Some((start, _)) if line.trim_start().starts_with(".file") => format!("{start}\"{name}\"\n"),
@@ -141,6 +141,12 @@ fn compile(compiler: &Nvrtc, module: &Module) -> Result<String> {
     });
     let code: String = lines.collect();
     Ok(format!("// Made by `cargo xtask kernels` from {name}; do not edit.\n\n{code}"))
+}
+
+/// Without empty lines and lines of comments, which NVRTC writes around each inline instruction.
+fn without_comments(code: &str) -> String {
+    let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+    code.lines().filter(is_code).map(|line| format!("{line}\n")).collect()
 }
 
 /// Without the numbers of calls, which NVRTC counts over all texts that it compiles: the comments go, and prototypes are counted for each text.
@@ -281,7 +287,13 @@ fn builtins_beside(library: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::renumbered;
+    use super::{renumbered, without_comments};
+
+    #[test]
+    fn comments_go_and_code_stays() {
+        let text = "\t.reg .b32 \t%r<2>;\n\n\t// begin inline asm\n\tmov.u32 %r1, 0; // zero\n\t// end inline asm\n";
+        assert_eq!(without_comments(text), "\t.reg .b32 \t%r<2>;\n\tmov.u32 %r1, 0; // zero\n");
+    }
 
     #[test]
     fn numbers_of_calls_do_not_depend_on_other_texts() {

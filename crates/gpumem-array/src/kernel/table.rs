@@ -34,7 +34,7 @@ impl KernelRow {
 
 /// The size in bytes that a kernel moves at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub(crate) enum Unit {
     One,
     Two,
     Four,
@@ -59,7 +59,7 @@ impl Unit {
 
 /// The type of a kernel that exists for one only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Only {
+pub(crate) enum Only {
     One,
 }
 
@@ -77,7 +77,7 @@ macro_rules! table {
     })*) => {
         /// A kernel of this crate, for one type.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Kernel {
+        pub(crate) enum Kernel {
             $($($kernel($types),)*)*
         }
 
@@ -127,7 +127,7 @@ table! {
     Unit COPY {
         Copy "copy";
     }
-    Unit STRIDED {
+    Unit TRANSPOSE {
         // A copy whose fastest axes differ, by tiles.
         Transpose "transpose";
     }
@@ -223,6 +223,13 @@ const PRODUCT_HALF: &[KernelText] = text!("product_half");
 const COPY: &[KernelText] = unit_texts!("copy");
 const GATHER: &[KernelText] = unit_texts!("gather");
 const STRIDED: &[KernelText] = text!("strided");
+const TRANSPOSE: &[KernelText] = &[
+    text!("strided", Elements::Own),
+    text!("strided", Elements::Own),
+    text!("strided", Elements::Own),
+    text!("transpose_wide", Elements::Narrow { bytes: 8 }),
+    text!("transpose_wide", Elements::Own),
+];
 const INDEX: &[KernelText] = text!("index");
 const RANDOM: &[KernelText] = text!("random");
 const PACK: &[KernelText] = text!("pack");
@@ -243,7 +250,7 @@ mod tests {
                 match text.elements {
                     Elements::I32 => assert!(!filled.contains(".f32") && filled.contains("mad.lo.s32"), "{name}"),
                     Elements::I64 => assert!(!filled.contains(".f64") && filled.contains("mad.lo.s64"), "{name}"),
-                    Elements::Narrow { .. } => assert!(!filled.contains(".v2."), "{name}"),
+                    Elements::Narrow { .. } => assert!(!filled.contains(".v2.") && !filled.contains(".v4."), "{name}"),
                     Elements::Own => {}
                 }
             }

@@ -65,13 +65,13 @@ fn replaced(text: &str, words: &Words) -> String {
 
 /// `ld.global.v2.u64 {%rd1, %rd2}, [%rd3]` becomes `ld.global.u32 %rd1, [%rd3]`: a register may be wider than what is loaded or stored.
 fn narrowed(text: &str, bytes: u8) -> String {
-    let one = format!("global.u{} \t", u32::from(bytes) * 8);
+    let bits = u32::from(bytes) * 8;
     let narrow = |line: &str| {
-        let (before, pair) = line.split_once("global.v2.u64 \t")?;
+        let (before, pair) = line.split_once(".v2.u64")?;
         let (start, registers) = pair.split_once('{')?;
         let (registers, end) = registers.split_once('}')?;
         let (first, _) = registers.split_once(',')?;
-        Some(format!("{before}{one}{start}{first}{end}"))
+        Some(format!("{before}.u{bits}{start}{first}{end}"))
     };
     let lines = text.lines().map(|line| narrow(line).map_or(Cow::Borrowed(line), Cow::Owned));
     let text = lines.collect::<Vec<_>>().join("\n") + "\n";
