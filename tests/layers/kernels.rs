@@ -605,6 +605,28 @@ cases! {
         }
     }
 
+    /// Sums up to each element of rows and columns, in one part and in several.
+    fn scans(driver: &Driver) {
+        fn scan<T: Sample + std::ops::Add<Output = T>>(gpu: &Gpu, shape: (usize, usize)) {
+            let numbers = values(shape.0 * shape.1, 9).map(T::from_small).collect();
+            let host = Array2::from_shape_vec(shape, numbers).unwrap();
+            let x = GpuArray::from_array(gpu, &host).unwrap();
+            for axis in [Axis(0), Axis(1)] {
+                let mut sums = host.clone();
+                sums.accumulate_axis_inplace(axis, |before, sum| *sum = *before + *sum);
+                assert_eq!(x.cumsum_axis(axis).unwrap().to_array().unwrap(), sums, "{shape:?} {axis:?}");
+            }
+        }
+        for gpu in &both(driver) {
+            for shape in [(1, 1), (5, 32), (3, 33), (2, 9000), (300, 70), (3, 8192), (1, 50_001)] {
+                scan::<f32>(gpu, shape);
+                scan::<f64>(gpu, shape);
+                scan::<i32>(gpu, shape);
+                scan::<i64>(gpu, shape);
+            }
+        }
+    }
+
     /// Products by cuBLAS of operands in both orders, with gaps and empty, by handles that were used before.
     fn products_by_cublas(driver: &Driver) {
         for gpu in &both(driver) {
@@ -712,6 +734,7 @@ const CASES: &[fn(&Driver)] = &[
     true_places,
     scattered_additions,
     scattered_additions_that_round,
+    scans,
     products_by_cublas,
     packs,
     strided_copies,

@@ -64,8 +64,8 @@ impl Library {
         if number == NumericType::F32 {
             self.function(Kernel::ProductWide(Only::One))?;
         }
-        let mut numeric = (0..ROWS.len()).filter(|row| ROWS[*row].is_numeric());
-        numeric.try_for_each(|row| self.function_at((row, number as usize)).map(drop))
+        let kernels = [Kernel::Rows, Kernel::Columns, Kernel::Product, Kernel::SparseRows];
+        kernels.into_iter().try_for_each(|kernel| self.function(kernel(number)).map(drop))
     }
 
     fn function_at(&self, (row, column): (usize, usize)) -> Result<&Function, ArrayError> {

@@ -25,11 +25,6 @@ impl KernelRow {
     pub(crate) const fn count(&self) -> usize {
         self.names.len()
     }
-
-    /// True if the kernel exists for each numeric type.
-    pub(crate) fn is_numeric(&self) -> bool {
-        self.texts.iter().any(|text| text.elements == Elements::I32)
-    }
 }
 
 /// The size in bytes that a kernel moves at a time.
@@ -117,6 +112,11 @@ table! {
     NumericType SPARSE {
         SparseRows "sparse_rows";
     }
+    NumericType SCAN {
+        // Sums up to each element, by blocks and by threads.
+        ScanRows "scan_rows";
+        ScanColumns "scan_columns";
+    }
     Only PRODUCT_WIDE {
         ProductWide "product_wide";
     }
@@ -182,12 +182,11 @@ const FIRSTS: [usize; TABLE.len() + 1] = {
 
 macro_rules! text {
     ($file:expr, $elements:expr) => {
-        KernelText {
-            checked_in: include_str!(concat!("../../kernels/", $file, ".ptx")),
-            elements: $elements,
-        }
+        KernelText { checked_in: include_str!(concat!("../../kernels/", $file, ".ptx")), elements: $elements }
     };
-    ($file:expr) => { &[text!($file, Elements::Own)] };
+    ($file:expr) => {
+        &[text!($file, Elements::Own)]
+    };
 }
 
 /// The texts of a source that is compiled for `f32` and `f64`.
@@ -218,6 +217,7 @@ macro_rules! unit_texts {
 const MATVEC: &[KernelText] = numeric_texts!("matvec");
 const PRODUCT: &[KernelText] = numeric_texts!("product");
 const SPARSE: &[KernelText] = numeric_texts!("sparse");
+const SCAN: &[KernelText] = numeric_texts!("scan");
 const PRODUCT_WIDE: &[KernelText] = text!("product_wide");
 const PRODUCT_HALF: &[KernelText] = text!("product_half");
 const COPY: &[KernelText] = unit_texts!("copy");
@@ -248,9 +248,15 @@ mod tests {
                 let signature = Signatures::of_entry(&filled, name);
                 assert!(signature.is_some_and(|parameters| !parameters.is_empty()), "{name}");
                 match text.elements {
-                    Elements::I32 => assert!(!filled.contains(".f32") && filled.contains("mad.lo.s32"), "{name}"),
-                    Elements::I64 => assert!(!filled.contains(".f64") && filled.contains("mad.lo.s64"), "{name}"),
-                    Elements::Narrow { .. } => assert!(!filled.contains(".v2.") && !filled.contains(".v4."), "{name}"),
+                    Elements::I32 => {
+                        assert!(!filled.contains(".f32") && filled.contains("add.s32"), "{name}")
+                    }
+                    Elements::I64 => {
+                        assert!(!filled.contains(".f64") && filled.contains("add.s64"), "{name}")
+                    }
+                    Elements::Narrow { .. } => {
+                        assert!(!filled.contains(".v2.") && !filled.contains(".v4."), "{name}")
+                    }
                     Elements::Own => {}
                 }
             }

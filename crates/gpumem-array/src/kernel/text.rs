@@ -21,7 +21,9 @@ pub(crate) enum Elements {
     I32,
     I64,
     /// Units of fewer bytes than 16.
-    Narrow { bytes: u8 },
+    Narrow {
+        bytes: u8,
+    },
 }
 
 impl KernelText {

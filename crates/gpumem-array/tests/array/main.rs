@@ -32,6 +32,7 @@ mod random;
 mod ranges;
 mod reductions;
 mod resize;
+mod scans;
 mod staging;
 mod stream_races;
 mod support;
