@@ -1,7 +1,7 @@
-// What the kernels share: 16-byte loads, arithmetic that is defined for every input, and sums in a fixed order.
+// What the kernels share: 16-byte loads, and sums in a fixed order.
 //
 // Every kernel takes addresses and 64-bit counts, works for any grid (loops stride by the grid), and reads nothing that
-// the launch did not pass. Signed integers wrap.
+// the launch did not pass.
 
 #pragma once
 
@@ -31,27 +31,17 @@ template <class T> __device__ Pack<T> pack_of(T value) {
     return pack;
 }
 
-__device__ inline float add(float a, float b) { return a + b; }
-__device__ inline double add(double a, double b) { return a + b; }
-__device__ inline int add(int a, int b) { return (int)((unsigned)a + (unsigned)b); }
-__device__ inline long long add(long long a, long long b) { return (long long)((u64)a + (u64)b); }
-
-__device__ inline float mul(float a, float b) { return a * b; }
-__device__ inline double mul(double a, double b) { return a * b; }
-__device__ inline int mul(int a, int b) { return (int)((unsigned)a * (unsigned)b); }
-__device__ inline long long mul(long long a, long long b) { return (long long)((u64)a * (u64)b); }
-
 // The sum over the lanes of a warp, in lane 0.
 template <class T> __device__ T warp_sum(T value) {
 #pragma unroll
     for (unsigned distance = 16; distance > 0; distance /= 2)
-        value = add(value, __shfl_down_sync(0xffffffff, value, distance));
+        value += __shfl_down_sync(0xffffffff, value, distance);
     return value;
 }
 
 // A source that says ELEMENT_SUFFIX is compiled once for `float` and once for `double`, into a module of its own: a program pays for
-// the types that it uses. `src/kernel/text.rs` makes the texts for integers of them, so that sums and products are written `add` and `mul`, and
-// no other arithmetic of elements is there. `ENTRY(name)` begins the kernel `gpumem_<name>_<suffix>`.
+// the types that it uses. `src/kernel/text.rs` makes the texts for integers of them, so sums and products are the only
+// arithmetic of elements there. `ENTRY(name)` begins the kernel `gpumem_<name>_<suffix>`.
 #ifdef ELEMENT_SUFFIX
 typedef ELEMENT_TYPE Element;
 #define JOIN(name, suffix) gpumem_##name##_##suffix

@@ -14,7 +14,7 @@ __device__ inline void after_loads() { asm volatile("" ::: "memory"); }
 // sums += x * v, for each lane.
 template <class T> __device__ void accumulate(Pack<T> &sums, Pack<T> x, Pack<T> v) {
 #pragma unroll
-    for (unsigned k = 0; k < Pack<T>::count; k++) sums.lane[k] = add(sums.lane[k], mul(x.lane[k], v.lane[k]));
+    for (unsigned k = 0; k < Pack<T>::count; k++) sums.lane[k] += x.lane[k] * v.lane[k];
 }
 
 // out[part][r] = sum over c of x[r][c] * v[c], over the `columns_a_part` columns of that part, the block's y index. The threads of a row
@@ -47,17 +47,17 @@ __device__ void rows(T *out, const T *x, u64 row_step, const T *v, u64 row_count
         }
 #pragma unroll 1
         for (u64 c = packs * Pack<T>::count + lane; c < count; c += width)
-            sums.lane[0] = add(sums.lane[0], mul(line[c], v[c]));
+            sums.lane[0] += line[c] * v[c];
         T sum = sums.lane[0];
 #pragma unroll
-        for (unsigned k = 1; k < Pack<T>::count; k++) sum = add(sum, sums.lane[k]);
+        for (unsigned k = 1; k < Pack<T>::count; k++) sum += sums.lane[k];
         sum = warp_sum(sum);
         if (width > 32) {
             if (lane % 32 == 0) slots[lane / 32] = sum;
             __syncthreads();
             sum = T(0);
 #pragma unroll 1
-            for (unsigned warp = 0; warp < THREADS / 32; warp++) sum = add(sum, slots[warp]);
+            for (unsigned warp = 0; warp < THREADS / 32; warp++) sum += slots[warp];
             __syncthreads();
         }
         if (lane == 0) out[row] = sum;
@@ -103,8 +103,7 @@ __device__ void columns(T *out, const T *x, u64 row_step, const T *v, u64 row_co
 #pragma unroll 1
     for (unsigned y = 1; y < ROWS; y++)
 #pragma unroll
-        for (unsigned k = 0; k < Pack<T>::count; k++)
-            sums.lane[k] = add(sums.lane[k], slots[y][threadIdx.x].lane[k]);
+        for (unsigned k = 0; k < Pack<T>::count; k++) sums.lane[k] += slots[y][threadIdx.x].lane[k];
 #pragma unroll
     for (unsigned k = 0; k < Pack<T>::count; k++)
         if (k < left) out[blockIdx.y * column_count + column + k] = sums.lane[k];

@@ -151,7 +151,7 @@ __device__ void product(T *out, const T *a, const T *b, u64 m, u64 n, u64 k, u64
                         for (unsigned g = 0; g < GROUPS; g++)
 #pragma unroll
                             for (unsigned c = 0; c < 4; c++)
-                                sums[r][g].lane[c] = add(sums[r][g].lane[c], mul(x[r / 4].lane[r % 4], y[g].lane[c]));
+                                sums[r][g].lane[c] += x[r / 4].lane[r % 4] * y[g].lane[c];
                 }
             }
             if (k_left == 0) break;

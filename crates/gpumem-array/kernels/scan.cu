@@ -1,8 +1,8 @@
-// Sums of all elements up to each one along an axis, for each ELEMENT_SUFFIX. A long axis is divided into parts: their sums are scanned first,
-// and each part begins with the sum of those before. The order of the additions depends on the length of the axis alone.
+// Sums of all elements up to each one along an axis, for each ELEMENT_SUFFIX. A long axis is divided into parts: their sums are scanned
+// first, and each part begins with the sum of those before. The order of the additions depends on the shape alone.
 //
-// A line is a part of an axis at one place on the axes before it. Both kernels write the last sum of each line alone if `is_total`, and begin
-// with `starts` of the line before, unless a line is the first of its axis or there are none.
+// A line is a part of an axis at one place on the axes before it. Both kernels write the last sum of each line alone if `is_total`, and
+// begin with `starts` of the line before, unless a line is the first of its axis or there are none.
 
 #include "common.cuh"
 
@@ -31,12 +31,12 @@ ENTRY_OF(THREADS, scan_rows)
                 for (unsigned k = 0; k < EACH; k++) sums.lane[k] = place + k < count ? x[at + k] : Element(0);
             }
 #pragma unroll
-            for (unsigned k = 1; k < EACH; k++) sums.lane[k] = add(sums.lane[k - 1], sums.lane[k]);
+            for (unsigned k = 1; k < EACH; k++) sums.lane[k] += sums.lane[k - 1];
             Element until = sums.lane[EACH - 1];
 #pragma unroll 1
             for (unsigned distance = 1; distance < 32; distance *= 2) {
                 const Element other = __shfl_up_sync(0xffffffff, until, distance);
-                if (lane >= distance) until = add(other, until);
+                if (lane >= distance) until += other;
             }
             if (lane == 31) slots[warp] = until;
             Element before = __shfl_up_sync(0xffffffff, until, 1);
@@ -44,14 +44,14 @@ ENTRY_OF(THREADS, scan_rows)
             Element warps = carry;
 #pragma unroll 1
             for (unsigned k = 0; k < THREADS / 32; k++) {
-                if (k == warp) before = lane > 0 ? add(warps, before) : warps;
-                warps = add(warps, slots[k]);
+                if (k == warp) before = lane > 0 ? warps + before : warps;
+                warps += slots[k];
             }
             carry = warps;
             __syncthreads();
             if (unknown(is_total)) continue;
 #pragma unroll
-            for (unsigned k = 0; k < EACH; k++) sums.lane[k] = add(before, sums.lane[k]);
+            for (unsigned k = 0; k < EACH; k++) sums.lane[k] += before;
             if (is_whole) {
                 *reinterpret_cast<Pack<Element> *>(out + at) = sums;
             } else {
@@ -76,7 +76,7 @@ ENTRY_OF(THREADS, scan_columns)
             u64 at = (group * len + first) * width + column;
 #pragma unroll 1
             for (u64 i = first; i < end; i++, at += width) {
-                sum = add(sum, x[at]);
+                sum += x[at];
                 if (!unknown(is_total)) out[at] = sum;
             }
             if (is_total) out[line * width + column] = sum;

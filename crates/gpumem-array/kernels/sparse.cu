@@ -31,8 +31,7 @@ ENTRY_OF(256, sparse_rows)
 #pragma unroll 1
                 for (u64 e = first + (column_count == 1 ? lane : 0); e < end; e += lanes_of_elements) {
                     const u64 index = number_at(indices, e, index_bytes);
-                    if (index < term_count)
-                        sum = add(sum, mul(values[e], right[(i64)index * right_row + (i64)column * right_column]));
+                    if (index < term_count) sum += values[e] * right[(i64)index * right_row + (i64)column * right_column];
                 }
             }
             if (column_count == 1) sum = warp_sum(sum);

@@ -124,8 +124,8 @@ __device__ void turn(unsigned &v, unsigned &x, unsigned &y, unsigned &z) {
 }
 
 // A tile of bytes in accesses of WORDS words, in loops that need few registers. Of longer loops the driver's compiler makes 128 registers a
-// thread, and two blocks run at a time. A column of the tile is ROWS / 4 words. Groups of WORDS of them change places by the column's strip,
-// so that no bank is met twice.
+// thread, and two blocks run at a time. A column of the tile is ROWS / 4 words. Groups of WORDS of them change places by the column's
+// strip, so that no bank is met twice.
 template <unsigned WORDS>
 __device__ void transpose_bytes(unsigned *tile, char *target, i64 column_to, const char *source, i64 row_from) {
     const unsigned ROWS = Tile<1>::rows, COLUMNS = Tile<1>::columns, BYTES = 4 * WORDS, THREADS = LANES * WARPS;
