@@ -761,14 +761,25 @@ fn recorded() -> Driver {
     unsafe { driver.with_table(|table| table.cuModuleGetFunction = Some(function)) }
 }
 
-/// The kernels in the PTX of the crate.
+/// The kernels in the PTX of the crate, and those that are made of it for integers and for narrow elements.
 fn compiled() -> BTreeSet<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/gpumem-array/kernels");
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
     let ptx = files.filter(|path| path.extension().is_some_and(|end| end == "ptx"));
     let texts: Vec<String> = ptx.map(|path| std::fs::read_to_string(path).unwrap()).collect();
     let entries = texts.iter().flat_map(|text| text.split(".entry ").skip(1));
-    entries.map(|entry| entry.split('(').next().unwrap().to_string()).collect()
+    entries.flat_map(|entry| made_of(entry.split('(').next().unwrap())).collect()
+}
+
+fn made_of(kernel: &str) -> Vec<String> {
+    let others: &[(&str, &[&str])] = &[
+        ("_f32", &["_f32", "_i32"]),
+        ("_f64", &["_f64", "_i64"]),
+        ("_16", &["_1", "_2", "_4", "_8", "_16"]),
+    ];
+    let found = others.iter().find_map(|(end, ends)| Some((kernel.strip_suffix(end)?, *ends)));
+    let (start, ends) = found.unwrap_or((kernel, &[""]));
+    ends.iter().map(|end| format!("{start}{end}")).collect()
 }
 
 #[test]

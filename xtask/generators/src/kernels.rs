@@ -291,7 +291,8 @@ mod tests {
 
     #[test]
     fn comments_go_and_code_stays() {
-        let text = "\t.reg .b32 \t%r<2>;\n\n\t// begin inline asm\n\tmov.u32 %r1, 0; // zero\n\t// end inline asm\n";
+        let text =
+            "\t.reg .b32 \t%r<2>;\n\n\t// begin inline asm\n\tmov.u32 %r1, 0; // zero\n\t// end inline asm\n";
         assert_eq!(without_comments(text), "\t.reg .b32 \t%r<2>;\n\tmov.u32 %r1, 0; // zero\n");
     }
 

@@ -4,7 +4,7 @@
 //! type. The parameters are those of the PTX.
 
 use crate::element::NumericType;
-use crate::kernel::text::{Elements, KernelText};
+use crate::kernel::text::{KernelText, TextElements};
 
 /// A kernel, for all of its types.
 pub(crate) struct KernelRow {
@@ -185,7 +185,7 @@ macro_rules! text {
         KernelText { checked_in: include_str!(concat!("../../kernels/", $file, ".ptx")), elements: $elements }
     };
     ($file:expr) => {
-        &[text!($file, Elements::Own)]
+        &[text!($file, TextElements::Own)]
     };
 }
 
@@ -193,10 +193,10 @@ macro_rules! text {
 macro_rules! numeric_texts {
     ($source:literal) => {
         &[
-            text!(concat!($source, ".f32"), Elements::Own),
-            text!(concat!($source, ".f64"), Elements::Own),
-            text!(concat!($source, ".f32"), Elements::I32),
-            text!(concat!($source, ".f64"), Elements::I64),
+            text!(concat!($source, ".f32"), TextElements::Own),
+            text!(concat!($source, ".f64"), TextElements::Own),
+            text!(concat!($source, ".f32"), TextElements::I32),
+            text!(concat!($source, ".f64"), TextElements::I64),
         ]
     };
 }
@@ -205,11 +205,11 @@ macro_rules! numeric_texts {
 macro_rules! unit_texts {
     ($source:literal) => {
         &[
-            text!($source, Elements::Narrow { bytes: 1 }),
-            text!($source, Elements::Narrow { bytes: 2 }),
-            text!($source, Elements::Narrow { bytes: 4 }),
-            text!($source, Elements::Narrow { bytes: 8 }),
-            text!($source, Elements::Own),
+            text!($source, TextElements::Narrow { bytes: 1 }),
+            text!($source, TextElements::Narrow { bytes: 2 }),
+            text!($source, TextElements::Narrow { bytes: 4 }),
+            text!($source, TextElements::Narrow { bytes: 8 }),
+            text!($source, TextElements::Own),
         ]
     };
 }
@@ -224,11 +224,11 @@ const COPY: &[KernelText] = unit_texts!("copy");
 const GATHER: &[KernelText] = unit_texts!("gather");
 const STRIDED: &[KernelText] = text!("strided");
 const TRANSPOSE: &[KernelText] = &[
-    text!("strided", Elements::Own),
-    text!("strided", Elements::Own),
-    text!("strided", Elements::Own),
-    text!("transpose_wide", Elements::Narrow { bytes: 8 }),
-    text!("transpose_wide", Elements::Own),
+    text!("strided", TextElements::Own),
+    text!("strided", TextElements::Own),
+    text!("strided", TextElements::Own),
+    text!("transpose_wide", TextElements::Narrow { bytes: 8 }),
+    text!("transpose_wide", TextElements::Own),
 ];
 const INDEX: &[KernelText] = text!("index");
 const RANDOM: &[KernelText] = text!("random");
@@ -248,16 +248,16 @@ mod tests {
                 let signature = Signatures::of_entry(&filled, name);
                 assert!(signature.is_some_and(|parameters| !parameters.is_empty()), "{name}");
                 match text.elements {
-                    Elements::I32 => {
+                    TextElements::I32 => {
                         assert!(!filled.contains(".f32") && filled.contains("add.s32"), "{name}")
                     }
-                    Elements::I64 => {
+                    TextElements::I64 => {
                         assert!(!filled.contains(".f64") && filled.contains("add.s64"), "{name}")
                     }
-                    Elements::Narrow { .. } => {
+                    TextElements::Narrow { .. } => {
                         assert!(!filled.contains(".v2.") && !filled.contains(".v4."), "{name}")
                     }
-                    Elements::Own => {}
+                    TextElements::Own => {}
                 }
             }
         }

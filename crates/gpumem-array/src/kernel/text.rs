@@ -9,12 +9,12 @@ use std::borrow::Cow;
 #[derive(Clone, Copy)]
 pub(crate) struct KernelText {
     pub(crate) checked_in: &'static str,
-    pub(crate) elements: Elements,
+    pub(crate) elements: TextElements,
 }
 
 /// The elements of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Elements {
+pub(crate) enum TextElements {
     /// Those that it was compiled for.
     Own,
     /// `i32` or `i64`, in the place of `f32` or `f64`.
@@ -30,10 +30,10 @@ impl KernelText {
     pub(crate) fn filled(self) -> Cow<'static, str> {
         let text = self.checked_in;
         match self.elements {
-            Elements::Own => text.into(),
-            Elements::I32 => replaced(text, &I32).into(),
-            Elements::I64 => replaced(text, &I64).into(),
-            Elements::Narrow { bytes } => narrowed(text, bytes).into(),
+            TextElements::Own => text.into(),
+            TextElements::I32 => replaced(text, &I32).into(),
+            TextElements::I64 => replaced(text, &I64).into(),
+            TextElements::Narrow { bytes } => narrowed(text, bytes).into(),
         }
     }
 
