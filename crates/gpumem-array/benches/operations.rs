@@ -74,6 +74,7 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
     bench.run("c += a, large", n * 12, |_| c.try_add_assign(&a))?;
     bench.run("c *= 0.5, large", n * 8, |_| c.try_mul_assign(0.5))?;
+    bench.run("cumsum, large", n * 8, |_| a.cumsum().map(drop))?;
     let mut rng = Rng::new(1);
     bench.run("normal numbers", n * 4, |_| c.fill_random_normal(&mut rng))?;
     bench.run("sum, large", n * 4, |_| a.sum().map(drop))?;
