@@ -64,7 +64,7 @@ const PROGRAMS: &[Program] = &[
     },
     Program {
         name: CANDLE_SUITE,
-        about: "candle-core's own CUDA tests. Compiles CUDA kernels for minutes",
+        about: "the CUDA tests of candle-core and candle-nn. Compiles CUDA kernels for minutes",
         run: candle_tests::run,
     },
     Program {
