@@ -214,6 +214,10 @@ impl Page {
         bytes.for_each(|byte| self.written[byte as usize / 64] |= 1 << (byte % 64));
     }
 
+    fn set_unwritten(&mut self, bytes: Range<u64>) {
+        bytes.for_each(|byte| self.written[byte as usize / 64] &= !(1 << (byte % 64)));
+    }
+
     fn is_written(&self, byte: u64) -> bool {
         self.written[byte as usize / 64] >> (byte % 64) & 1 == 1
     }
@@ -242,6 +246,17 @@ impl Shadow {
 
     fn set_written(&mut self, address: u64, size_bytes: u64) {
         self.pages(address, size_bytes, Page::set_written);
+    }
+
+    fn set_unwritten(&mut self, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        let mut start = address - address % PAGE_BYTES;
+        while start < end {
+            if let Some(page) = self.0.get_mut(&start) {
+                page.set_unwritten(address.max(start) - start..end.min(start + PAGE_BYTES) - start);
+            }
+            start += PAGE_BYTES;
+        }
     }
 }
 
@@ -368,6 +383,13 @@ impl<'r> Checker<'r> {
     pub(crate) fn passed(&mut self, thread: u32, offset_bytes: u64, size_bytes: u64) {
         if let Some(state) = self.state() {
             state.local.set_written(local_address(thread, offset_bytes), size_bytes);
+        }
+    }
+
+    /// A thread of the block that runs calls a function: what earlier calls have left in the frame is not its own.
+    pub(crate) fn enters_frame(&mut self, thread: u32, offset_bytes: u64, size_bytes: u64) {
+        if let Some(state) = self.state() {
+            state.local.set_unwritten(local_address(thread, offset_bytes), size_bytes);
         }
     }
 

@@ -223,9 +223,11 @@ impl<'s, 't> Lower<'s, 't> {
         let results = current.results.iter().map(|formal| self.formal(*formal)).collect::<Result<_>>()?;
         for statement in body {
             match statement {
-                Statement::Label(name, scope) => {
+                Statement::Label(name, scope, place) => {
                     let at = self.program.steps.len() as u32;
-                    self.labels.insert((*scope, name), at);
+                    if self.labels.insert((*scope, name), at).is_some() {
+                        return Err(PtxError::syntax(*place, format!("`{}` is declared twice", short(name))));
+                    }
                 }
                 Statement::Targets(name, scope, targets) => {
                     self.lists.insert((*scope, name), targets);
@@ -452,7 +454,10 @@ impl<'s, 't> Lower<'s, 't> {
             self.push(Op::Clock { to, part });
             return Ok(Slot::Register(to));
         }
-        Err(PtxError::unsupported(self.place, format!("the register `{}`", short(name))))
+        if UNSUPPORTED_SPECIALS.iter().any(|prefix| name.starts_with(prefix)) {
+            return Err(PtxError::unsupported(self.place, format!("the register `{}`", short(name))));
+        }
+        Err(self.wrong(format!("`{}` is not declared", short(name))))
     }
 
     /// The address of a variable or function, in the variable's own space.
@@ -574,11 +579,22 @@ impl<'s, 't> Lower<'s, 't> {
 
     /// The memory that an operand in brackets names.
     fn access(&mut self, operand: &Operand<'t>, space: Space, element: Type, count: u8) -> Result<Access> {
-        let Operand::Address(base, offset_bytes) = operand else {
-            return Err(self.wrong("an address in brackets is expected"));
+        let (base, mut offset_bytes) = match operand {
+            Operand::Address(base, distance) => (&**base, *distance),
+            Operand::Element(name, index) => {
+                let variable = self.names.variable(self.current().unit, name);
+                let distance = variable.and_then(|number| self.source.variables[number].at(*index));
+                let distance = distance.ok_or_else(|| {
+                    PtxError::unsupported(
+                        self.place,
+                        format!("an index of `{}` that is no constant", short(name)),
+                    )
+                })?;
+                (&Operand::Symbol(name, 0), distance)
+            }
+            _ => return Err(self.wrong("an address in brackets is expected")),
         };
         let is_entry = self.current().is_entry;
-        let mut offset_bytes = *offset_bytes;
         let mut memory = match space {
             Space::Generic => Memory::Generic,
             Space::Global | Space::Const => Memory::Global,
@@ -586,7 +602,7 @@ impl<'s, 't> Lower<'s, 't> {
             Space::Param if is_entry => Memory::Parameters,
             Space::Local | Space::Param => Memory::Local,
         };
-        let at = match **base {
+        let at = match *base {
             Operand::Variable(variable, distance) => {
                 let declared = &self.current().variables[variable as usize];
                 let is_framed = matches!(declared.space, Space::Local | Space::Param)
@@ -632,11 +648,13 @@ pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>
     (parameters, end)
 }
 
+/// The beginnings of names of special registers that are not supported.
+const UNSUPPORTED_SPECIALS: [&str; 4] = ["%pm", "%envreg", "%reserved_smem_offset_", "%cluster"];
 /// Functions that the driver defines.
 const OF_DRIVER: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
 /// The most registers of a function, those of intermediate results included.
 const REGISTERS_MAX: u32 = 1 << 18;
 /// The most local memory of a thread, as the hardware has it.
 const FRAME_BYTES_MAX: u64 = 512 << 10;
-/// The most shared memory of a block that a kernel declares.
-const SHARED_BYTES_MAX: u64 = 227 << 10;
+/// The most shared memory of a block that a kernel declares, or a launch adds.
+pub(crate) const SHARED_BYTES_MAX: u64 = 227 << 10;

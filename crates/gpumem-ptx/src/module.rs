@@ -1,7 +1,7 @@
 //! A module that was parsed and checked, and its kernels.
 
 use crate::error::{LinkError, Place, PtxError, PtxProblem};
-use crate::lower::{layout, lower, pointed};
+use crate::lower::{SHARED_BYTES_MAX, layout, lower, pointed};
 use crate::memory::DeviceMemory;
 use crate::names::Names;
 use crate::parse::parse;
@@ -267,14 +267,18 @@ impl Entry {
     ///
     /// # Errors
     ///
-    /// The instruction of a kernel that is [`Entry::unsupported`], and a launch of no threads, of more than 1024 in a block, or of more than
-    /// 2^48 blocks. Nothing ran.
+    /// The instruction of a kernel that is [`Entry::unsupported`], and a launch of no threads, of more than 1024 in a block, of more than
+    /// 2^48 blocks, or with more dynamic shared memory than a block can have. Nothing ran.
     pub fn run(&self, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Result<Outcome, PtxError> {
         let program = self.program.as_ref().map_err(Clone::clone)?;
         let product = |sizes: [u32; 3]| sizes.into_iter().map(u128::from).product::<u128>();
         let (blocks, threads) = (product(launch.grid), product(launch.block));
         if !(1..=1 << 48).contains(&blocks) || !(1..=1024).contains(&threads) {
             let what = format!("a launch of {blocks} blocks of {threads} threads");
+            return Err(PtxError::unsupported(Place::default(), what));
+        }
+        if u64::from(launch.shared_bytes) > SHARED_BYTES_MAX {
+            let what = format!("a launch with {} bytes of dynamic shared memory", launch.shared_bytes);
             return Err(PtxError::unsupported(Place::default(), what));
         }
         Ok(run(program, launch, memory))
@@ -285,3 +289,49 @@ impl Entry {
 /// it calls.
 const STEPS_MIN: usize = 1 << 20;
 const STEPS_A_BYTE: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Checks;
+    use crate::fault::Mistake;
+    use crate::memory::Region;
+    use crate::run::Run;
+
+    struct NoMemory;
+    impl DeviceMemory for NoMemory {
+        fn region(&self, _address: u64, _size_bytes: u64, _is_write: bool) -> Option<Region<'_>> {
+            None
+        }
+    }
+
+    /// Blocks that wait for each other make room for others. Large ones do not fill the memory of the host.
+    #[test]
+    fn blocks_that_run_hold_little_memory() {
+        for lines in [
+            ".entry k() { .local .b32 x[100000]; .reg .b32 %r; st.local.b32 [x], 0; L: ld.local.b32 %r, [x]; bra L; }",
+            ".func f(.param .b32 n) { .reg .pred %p; .reg .b32 %r; .local .b32 x[4000]; .param .b32 m;
+             st.local.b32 [x], 0; ld.param.b32 %r, [n]; setp.eq.u32 %p, %r, 0; L: @%p bra L; sub.u32 %r, %r, 1;
+             st.param.b32 [m], %r; call f, (m); ret; }
+             .entry k() { .param .b32 n; st.param.b32 [n], 20; call f, (n); ret; }",
+        ] {
+            let module = Module::parse(&format!(".version 8.0\n.target sm_80\n{lines}")).unwrap();
+            let program = module.entry("k").unwrap().program.as_ref().unwrap();
+            let launch = Launch {
+                grid: [1000, 1, 1],
+                block: [256, 1, 1],
+                shared_bytes: 0,
+                parameters: &[],
+                variables: &[],
+                seed: 3,
+                steps_max: 1 << 20,
+                checks: Checks::default(),
+            };
+            let mut run = Run::new(program, launch, &NoMemory);
+            let mistake = run.blocks().unwrap().mistake;
+            assert!(matches!(mistake, Mistake::TooLong(_)), "{mistake}");
+            // The largest block beside those that are counted.
+            assert!(run.held_bytes < (1 << 30) + (200 << 20), "{} bytes, {lines}", run.held_bytes);
+        }
+    }
+}

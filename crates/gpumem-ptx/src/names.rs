@@ -2,7 +2,7 @@
 
 use crate::error::{LinkError, Place, PtxError, short};
 use crate::syntax::{Linkage, Source};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The numbers of functions and variables, by the text that names them.
 pub(crate) struct Names<'s> {
@@ -61,16 +61,20 @@ impl<'s> Names<'s> {
 
 /// A definition of the text itself comes before its declarations, and before what other texts define.
 fn table<'s>(declared: impl Iterator<Item = Declared<'s>> + Clone) -> Result<Table<'s>, LinkError> {
+    let twice = |found: Declared<'_>| LinkError {
+        input: found.unit as usize,
+        error: PtxError::syntax(found.place, format!("`{}` is defined twice", short(found.name))),
+    };
     let mut exported: HashMap<&str, (usize, Linkage)> = HashMap::new();
+    let mut defined = HashSet::new();
     for (number, found) in declared.clone().enumerate().filter(|(_, found)| found.is_definition) {
+        if !defined.insert((found.unit, found.name)) {
+            return Err(twice(found));
+        }
         match (exported.get(found.name), found.linkage) {
             (_, Linkage::Internal | Linkage::Extern) => {}
             (Some((_, Linkage::Visible)), Linkage::Visible) => {
-                let what = format!("`{}` is defined twice", short(found.name));
-                return Err(LinkError {
-                    input: found.unit as usize,
-                    error: PtxError::syntax(found.place, what),
-                });
+                return Err(twice(found));
             }
             (Some(_), Linkage::Weak) => {}
             (_, linkage) => drop(exported.insert(found.name, (number, linkage))),

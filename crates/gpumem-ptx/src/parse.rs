@@ -1,5 +1,6 @@
 //! Text to [`Source`].
 
+mod constant;
 mod text;
 
 use crate::error::{LinkError, Place, PtxError, short};
@@ -7,6 +8,7 @@ use crate::syntax::{
     Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourceFile, Space, Statement,
     Type, Variable,
 };
+use constant::{Constant, OPERATORS};
 use std::collections::HashMap;
 use text::{Word, Words};
 
@@ -47,13 +49,15 @@ struct Parser<'t> {
 struct Scope<'t> {
     number: u32,
     names: HashMap<&'t str, Named>,
-    /// From `.reg .b32 %r<8>`: registers get their numbers when they are first named.
-    ranges: HashMap<&'t str, (u64, Type)>,
+    /// From `.reg .b32 %r<8>`: registers get their numbers when they are first named. With the elements if they are vectors.
+    ranges: HashMap<&'t str, (u64, Type, u32)>,
 }
 
 #[derive(Clone, Copy)]
 enum Named {
     Register(u32),
+    /// Registers in a row: the first one, and their number.
+    Vector(u32, u32),
     Variable(u32),
 }
 
@@ -225,12 +229,12 @@ impl<'t> Parser<'t> {
         let mut found = Vec::new();
         loop {
             let (name, place) = self.name()?;
-            let mut variable = self.sized(name, place, space, (element, vector, align))?;
+            let (mut variable, parts) = self.sized(name, place, space, (element, vector, align))?;
             variable.linkage = linkage;
             variable.is_extern |= linkage == Linkage::Extern;
             if self.take(b'=')? {
                 let mut offset_bytes = 0;
-                self.initial(&mut variable, &mut offset_bytes, 0)?;
+                self.initial(&mut variable, &parts, &mut offset_bytes, 0)?;
             }
             found.push((name, variable));
             if !self.take(b',')? {
@@ -279,30 +283,41 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// A variable whose name was read: the sizes of its array.
+    /// A variable whose name was read: the sizes of its array. Then the bytes of a part of it, of a part of that, and so on.
     fn sized(
         &mut self,
         name: &'t str,
         place: Place,
         space: Space,
         (element, vector, align): (Type, u64, Option<u64>),
-    ) -> Result<Variable> {
+    ) -> Result<(Variable, Vec<u64>)> {
+        let element_bytes = u64::from(element.bytes());
         let mut count = vector;
         let mut is_open = false;
+        let mut lens = Vec::new();
         while self.take(b'[')? {
             if self.take(b']')? {
                 is_open = true;
+                lens.push(0);
                 continue;
             }
             let len = self.integer()? as u64;
+            lens.push(len);
             count = count
                 .checked_mul(len)
                 .filter(|count| *count < 1 << 48)
                 .ok_or_else(|| PtxError::syntax(place, format!("`{}` is too large", short(name))))?;
             self.expect(b']')?;
         }
-        let element_bytes = u64::from(element.bytes());
-        Ok(Variable {
+        let index_bytes = (lens.len() == 1).then_some(element_bytes * vector);
+        let mut part_bytes = element_bytes * vector;
+        let mut parts: Vec<u64> = if vector > 1 { vec![element_bytes] } else { Vec::new() };
+        for len in lens.into_iter().rev() {
+            parts.push(part_bytes);
+            part_bytes = part_bytes.saturating_mul(len);
+        }
+        parts.reverse();
+        let variable = Variable {
             name: name.to_string(),
             unit: self.unit,
             linkage: Linkage::Internal,
@@ -310,23 +325,44 @@ impl<'t> Parser<'t> {
             element,
             align_bytes: align.unwrap_or(element_bytes * vector),
             size_bytes: if is_open { 0 } else { count * element_bytes },
+            index_bytes,
             is_extern: is_open,
             initial: Vec::new(),
             place,
-        })
+        };
+        Ok((variable, parts))
     }
 
-    fn initial(&mut self, variable: &mut Variable, offset_bytes: &mut u64, depth: u32) -> Result<()> {
+    /// Initial contents from an offset on. `parts` are the bytes of parts of the variable, each in the one before.
+    fn initial(
+        &mut self,
+        variable: &mut Variable,
+        parts: &[u64],
+        offset_bytes: &mut u64,
+        depth: usize,
+    ) -> Result<()> {
         let (_, place) = self.peek()?;
         if self.take(b'{')? {
-            if depth > 8 {
+            if depth > BRACES_MAX {
                 return Err(PtxError::syntax(place, "braces are nested too deeply"));
             }
+            let start = *offset_bytes;
             while !self.take(b'}')? {
-                self.initial(variable, offset_bytes, depth + 1)?;
+                self.initial(variable, parts, offset_bytes, depth + 1)?;
                 if !self.take(b',')? {
                     self.expect(b'}')?;
                     break;
+                }
+            }
+            // As in C, what a pair of braces leaves out is zero.
+            if let Some(bytes) = depth.checked_sub(1).and_then(|depth| parts.get(depth)) {
+                let end = start.saturating_add(*bytes);
+                if *offset_bytes > end {
+                    return Err(PtxError::syntax(place, "more initial values than elements"));
+                }
+                *offset_bytes = end;
+                if variable.is_extern {
+                    variable.size_bytes = variable.size_bytes.max(end);
                 }
             }
             return Ok(());
@@ -359,14 +395,15 @@ impl<'t> Parser<'t> {
             Operand::Symbol(name, distance) => address(name, distance),
             _ => return Err(PtxError::syntax(place, "a number or the name of a variable is expected")),
         };
-        if *offset_bytes + u64::from(size_bytes) > variable.size_bytes {
+        let end = offset_bytes.saturating_add(size_bytes.into());
+        if end > variable.size_bytes {
             if !variable.is_extern {
                 return Err(PtxError::syntax(place, "more initial values than elements"));
             }
-            variable.size_bytes = *offset_bytes + u64::from(size_bytes);
+            variable.size_bytes = end;
         }
         variable.initial.push(Datum { offset_bytes: *offset_bytes, size_bytes, value });
-        *offset_bytes += u64::from(size_bytes);
+        *offset_bytes = end;
         Ok(())
     }
 
@@ -451,16 +488,17 @@ impl<'t> Parser<'t> {
             let (name, name_place) = self.name()?;
             formals.push(match kind {
                 ".param" => {
-                    let mut variable = self.sized(name, name_place, Space::Param, types)?;
+                    let (mut variable, _) = self.sized(name, name_place, Space::Param, types)?;
                     if variable.size_bytes > PARAMETER_BYTES_MAX || variable.align_bytes > 128 {
                         return Err(PtxError::syntax(name_place, "a parameter is too large"));
                     }
                     variable.is_extern = false;
-                    Formal::Variable(self.declare_variable(function, variable, name))
+                    Formal::Variable(self.declare_variable(function, variable, name)?)
                 }
                 ".reg" => {
-                    let number = self.add_register(function, types.0);
-                    self.declare(name, Named::Register(number));
+                    let number = function.registers.len() as u32;
+                    function.registers.push(types.0);
+                    self.declare(name, Named::Register(number), name_place)?;
                     Formal::Register(number)
                 }
                 _ => return Err(PtxError::syntax(place, "a parameter is expected")),
@@ -473,21 +511,25 @@ impl<'t> Parser<'t> {
         Ok(formals)
     }
 
-    fn add_register(&self, function: &mut Function<'t>, of: Type) -> u32 {
-        function.registers.push(of);
-        function.registers.len() as u32 - 1
-    }
-
-    fn declare_variable(&mut self, function: &mut Function<'t>, variable: Variable, name: &'t str) -> u32 {
+    fn declare_variable(
+        &mut self,
+        function: &mut Function<'t>,
+        variable: Variable,
+        name: &'t str,
+    ) -> Result<u32> {
+        let number = function.variables.len() as u32;
+        let place = variable.place;
         function.variables.push(variable);
-        let number = function.variables.len() as u32 - 1;
-        self.declare(name, Named::Variable(number));
-        number
+        self.declare(name, Named::Variable(number), place)?;
+        Ok(number)
     }
 
-    fn declare(&mut self, name: &'t str, named: Named) {
-        if let Some(scope) = self.scopes.last_mut() {
-            scope.names.insert(name, named);
+    /// Adds a name to the innermost braces, which do not have it yet.
+    fn declare(&mut self, name: &'t str, named: Named, place: Place) -> Result<()> {
+        match self.scopes.last_mut().and_then(|scope| scope.names.insert(name, named)) {
+            // Parameters of a declaration may have no names.
+            Some(_) if name != "_" => Err(declared_twice(name, place)),
+            _ => Ok(()),
         }
     }
 
@@ -536,7 +578,7 @@ impl<'t> Parser<'t> {
                     ".local" | ".shared" | ".param" | ".global" | ".const" => {
                         let space = Space::of(&directive[1..]).unwrap_or(Space::Local);
                         for (name, variable) in self.variables(space, Linkage::Internal)? {
-                            self.declare_variable(function, variable, name);
+                            self.declare_variable(function, variable, name)?;
                         }
                     }
                     other => {
@@ -548,7 +590,7 @@ impl<'t> Parser<'t> {
                 },
                 Word::Name(name) => {
                     if self.take(b':')? {
-                        statements.push(self.label(name)?);
+                        statements.push(self.label(name, place)?);
                     } else {
                         let instruction = self.instruction(function, name, None, place)?;
                         statements.push(Statement::Instruction(instruction));
@@ -566,7 +608,7 @@ impl<'t> Parser<'t> {
     }
 
     /// A label, or a list that has its name.
-    fn label(&mut self, name: &'t str) -> Result<Statement<'t>> {
+    fn label(&mut self, name: &'t str, place: Place) -> Result<Statement<'t>> {
         let scope = self.scope();
         match self.peek()? {
             (Word::Name(".branchtargets"), _) => {
@@ -582,7 +624,7 @@ impl<'t> Parser<'t> {
                 while !matches!(self.next()?.0, Word::Mark(b';') | Word::End) {}
                 Ok(Statement::Targets(name, scope, Vec::new()))
             }
-            _ => Ok(Statement::Label(name, scope)),
+            _ => Ok(Statement::Label(name, scope, place)),
         }
     }
 
@@ -611,21 +653,21 @@ impl<'t> Parser<'t> {
     }
 
     fn registers(&mut self, function: &mut Function<'t>) -> Result<()> {
-        let (of, vector, _) = self.variable_type()?;
+        let (of, len, _) = self.variable_type()?;
+        let len = len as u32;
         loop {
             let (name, place) = self.name()?;
-            if vector > 1 {
-                return Err(PtxError::unsupported(place, "a register that is a vector"));
-            }
             if self.take(b'<')? {
                 let count = self.integer()? as u64;
                 self.expect(b'>')?;
-                if let Some(scope) = self.scopes.last_mut() {
-                    scope.ranges.insert(name, (count, of));
+                let known =
+                    self.scopes.last_mut().and_then(|scope| scope.ranges.insert(name, (count, of, len)));
+                if known.is_some() {
+                    return Err(declared_twice(name, place));
                 }
             } else {
-                let number = self.add_register(function, of);
-                self.declare(name, Named::Register(number));
+                let named = add_registers(function, of, len);
+                self.declare(name, named, place)?;
             }
             if !self.take(b',')? {
                 break;
@@ -634,8 +676,18 @@ impl<'t> Parser<'t> {
         self.expect(b';')
     }
 
-    /// The register or variable of this name.
+    /// The register or variable of this name, which may be that of an element of a vector: `v.x`.
     fn resolve(&mut self, function: &mut Function<'t>, name: &'t str) -> Option<Named> {
+        let found = self.resolve_whole(function, name);
+        let Some((vector, element)) = name.split_once('.').filter(|_| found.is_none()) else { return found };
+        let index = "xyzw".find(element).or_else(|| "rgba".find(element)).filter(|_| element.len() == 1)?;
+        match self.resolve_whole(function, vector)? {
+            Named::Vector(first, len) if (index as u32) < len => Some(Named::Register(first + index as u32)),
+            _ => None,
+        }
+    }
+
+    fn resolve_whole(&mut self, function: &mut Function<'t>, name: &'t str) -> Option<Named> {
         // The prefix of a range may end with digits too.
         let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(NUMBER_DIGITS_MAX);
         for scope in self.scopes.iter_mut().rev() {
@@ -646,10 +698,9 @@ impl<'t> Parser<'t> {
                 continue;
             }
             for (prefix, number) in (1..=digits).map(|digits| name.split_at(name.len() - digits)) {
-                let Some(&(count, of)) = scope.ranges.get(prefix) else { continue };
+                let Some(&(count, of, len)) = scope.ranges.get(prefix) else { continue };
                 if number.parse().is_ok_and(|number: u64| number < count) {
-                    function.registers.push(of);
-                    let named = Named::Register(function.registers.len() as u32 - 1);
+                    let named = add_registers(function, of, len);
                     scope.names.insert(name, named);
                     return Some(named);
                 }
@@ -667,8 +718,12 @@ impl<'t> Parser<'t> {
     ) -> Result<Instruction<'t>> {
         let mut operands = Vec::new();
         if !self.take(b';')? {
+            let is_call = opcode == "call" || opcode.starts_with("call.");
             loop {
-                let operand = self.operand()?;
+                let operand = match is_call && self.take(b'(')? {
+                    true => Operand::List(self.simple_operands(b')')?),
+                    false => self.operand()?,
+                };
                 operands.push(self.resolved(function, operand));
                 if self.take(b'|')? {
                     let second = self.operand()?;
@@ -687,28 +742,30 @@ impl<'t> Parser<'t> {
 
     /// An operand whose names are not resolved.
     fn operand(&mut self) -> Result<Operand<'t>> {
-        let (word, place) = self.next()?;
+        let (word, place) = self.peek()?;
+        match word {
+            Word::Integer(_) | Word::Single(_) | Word::Double(_) | Word::Name("WARP_SZ") => {
+                return self.constant();
+            }
+            Word::Mark(b'-' | b'+' | b'~' | b'(') => return self.constant(),
+            _ => {}
+        }
+        self.next()?;
         Ok(match word {
-            Word::Integer(value) => Operand::Integer(value),
-            Word::Single(bits) => Operand::Single(bits),
-            Word::Double(bits) => Operand::Double(bits),
             Word::Name("_") => Operand::Sink,
-            Word::Name("WARP_SZ") => Operand::Integer(32),
+            Word::Name(name) if self.peek()?.0 == Word::Mark(b'[') => self.element(name)?,
             Word::Name(name) => Operand::Symbol(name, self.distance()?),
-            Word::Mark(b'-') => match self.next()? {
-                (Word::Integer(value), _) => Operand::Integer(value.wrapping_neg()),
-                (Word::Single(bits), _) => Operand::Single(bits ^ (1 << 31)),
-                (Word::Double(bits), _) => Operand::Double(bits ^ (1 << 63)),
-                (found, place) => {
-                    return Err(PtxError::syntax(
-                        place,
-                        format!("a number is expected, not {}", name_of(found)),
-                    ));
+            Word::Mark(b'!') => match self.peek()?.0 {
+                Word::Name(name) if name != "WARP_SZ" => {
+                    self.next()?;
+                    Operand::List(vec![Operand::Symbol(name, 0), Operand::Sink])
+                }
+                _ => {
+                    let value = self.unary(0)?.unary(b'!', place)?;
+                    self.constant_from(value)?
                 }
             },
-            Word::Mark(b'!') => Operand::List(vec![Operand::Symbol(self.name()?.0, 0), Operand::Sink]),
             Word::Mark(b'{') => Operand::Vector(self.simple_operands(b'}')?),
-            Word::Mark(b'(') => Operand::List(self.simple_operands(b')')?),
             Word::Mark(b'[') => {
                 let base = self.simple_operand()?;
                 let (base, distance) = match base {
@@ -737,15 +794,132 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// `+ 4`, `+ -4`, `- 4` or nothing.
+    /// `array[2]`, of which the name was read.
+    fn element(&mut self, name: &'t str) -> Result<Operand<'t>> {
+        self.expect(b'[')?;
+        let index = self.simple_operand()?;
+        self.expect(b']')?;
+        Ok(match index {
+            Operand::Integer(index) => Operand::Element(name, Some(index)),
+            _ => Operand::Element(name, None),
+        })
+    }
+
+    /// A constant expression.
+    fn constant(&mut self) -> Result<Operand<'t>> {
+        let value = self.unary(0)?;
+        self.constant_from(value)
+    }
+
+    /// The same, of which the first number was read.
+    fn constant_from(&mut self, first: Constant) -> Result<Operand<'t>> {
+        let value = self.binary(first, 0, 0)?;
+        Ok(match self.chosen(value, 0)? {
+            Constant::Integer(bits) => Operand::Integer(bits),
+            Constant::Single(bits) => Operand::Single(bits),
+            Constant::Double(value) => Operand::Double(value.to_bits()),
+        })
+    }
+
+    /// `? 1 : 2` behind a condition, or nothing.
+    fn chosen(&mut self, condition: Constant, depth: usize) -> Result<Constant> {
+        if !self.take(b'?')? {
+            return Ok(condition);
+        }
+        let first = self.expression(depth + 1)?;
+        self.expect(b':')?;
+        let second = self.expression(depth + 1)?;
+        Ok(if condition.is_true() { first } else { second })
+    }
+
+    fn expression(&mut self, depth: usize) -> Result<Constant> {
+        let first = self.unary(depth)?;
+        let value = self.binary(first, 0, depth)?;
+        self.chosen(value, depth)
+    }
+
+    /// Operators that bind at least as tightly as those of a level, behind their first operand.
+    fn binary(&mut self, first: Constant, level: usize, depth: usize) -> Result<Constant> {
+        let Some(operators) = OPERATORS.get(level) else { return Ok(first) };
+        let mut value = self.binary(first, level + 1, depth)?;
+        while let Some(operator) = self.operator(operators)? {
+            let (_, place) = self.peek()?;
+            let second = self.unary(depth)?;
+            let second = self.binary(second, level + 1, depth)?;
+            value = value.binary(operator, second, place)?;
+        }
+        Ok(value)
+    }
+
+    /// The next operator, if it is one of these.
+    fn operator(&mut self, operators: &[&'static str]) -> Result<Option<&'static str>> {
+        let mut ahead = self.words.clone();
+        let mark = |word| match word {
+            Word::Mark(mark) => Some(mark),
+            Word::Name("%") => Some(b'%'),
+            _ => None,
+        };
+        let Some(first) = mark(ahead.next()?.0) else { return Ok(None) };
+        let behind = ahead.clone();
+        let second = ahead.next().ok().and_then(|(word, _)| mark(word));
+        let is_two =
+            |operator: &&&str| operator.as_bytes() == [Some(first), second].map(|mark| mark.unwrap_or(0));
+        if let Some(found) = operators.iter().find(is_two) {
+            self.words = ahead;
+            return Ok(Some(found));
+        }
+        // Of `||` and `<<`, one half is no operator.
+        let is_doubled = second == Some(first) && matches!(first, b'|' | b'&' | b'<' | b'>');
+        let found = operators.iter().find(|operator| operator.as_bytes() == [first] && !is_doubled);
+        if found.is_some() {
+            self.words = behind;
+        }
+        Ok(found.copied())
+    }
+
+    /// A number, or an expression in parentheses, with the operators before it.
+    fn unary(&mut self, depth: usize) -> Result<Constant> {
+        let (word, place) = self.next()?;
+        if depth > EXPRESSION_DEPTH_MAX {
+            return Err(PtxError::syntax(place, "an expression is nested too deeply"));
+        }
+        Ok(match word {
+            Word::Integer(value) => Constant::Integer(value),
+            Word::Single(bits) => Constant::Single(bits),
+            Word::Double(bits) => Constant::Double(f64::from_bits(bits)),
+            Word::Name("WARP_SZ") => Constant::Integer(32),
+            Word::Mark(mark @ (b'-' | b'+' | b'~' | b'!')) => self.unary(depth + 1)?.unary(mark, place)?,
+            Word::Mark(b'(') => match self.peek()?.0 {
+                // Integers have 64 bits already.
+                Word::Name(".s64" | ".u64") => {
+                    self.next()?;
+                    self.expect(b')')?;
+                    self.unary(depth + 1)?
+                }
+                _ => {
+                    let value = self.expression(depth + 1)?;
+                    self.expect(b')')?;
+                    value
+                }
+            },
+            found => {
+                return Err(PtxError::syntax(place, format!("a number is expected, not {}", name_of(found))));
+            }
+        })
+    }
+
+    /// `+ 4`, `+ -4`, `+ 4*8`, `- 4` or nothing.
     fn distance(&mut self) -> Result<i64> {
-        if self.take(b'+')? {
-            return self.integer();
+        let (word, place) = self.peek()?;
+        if word == Word::Mark(b'+') {
+            self.next()?;
+        } else if word != Word::Mark(b'-') {
+            return Ok(0);
         }
-        if self.peek()?.0 == Word::Mark(b'-') {
-            return self.integer();
+        match self.expression(0)? {
+            Constant::Integer(distance) => Ok(distance as i64),
+            _ => Err(PtxError::syntax(place, "a distance has a fraction")),
         }
-        Ok(0)
     }
 
     fn simple_operands(&mut self, end: u8) -> Result<Vec<Operand<'t>>> {
@@ -763,7 +937,7 @@ impl<'t> Parser<'t> {
     /// An operand without parts.
     fn simple_operand(&mut self) -> Result<Operand<'t>> {
         match self.peek()? {
-            (Word::Mark(mark @ (b'{' | b'(' | b'[' | b'!')), place) => {
+            (Word::Mark(mark @ (b'{' | b'[' | b'!')), place) => {
                 Err(PtxError::unsupported(place, format!("`{}` inside of an operand", char::from(mark))))
             }
             _ => self.operand(),
@@ -773,10 +947,24 @@ impl<'t> Parser<'t> {
     fn resolved(&mut self, function: &mut Function<'t>, operand: Operand<'t>) -> Operand<'t> {
         match operand {
             Operand::Symbol(name, distance) => match self.resolve(function, name) {
+                // What has no value is refused when it is used.
+                Some(Named::Register(_) | Named::Vector(..)) if distance != 0 => {
+                    Operand::Symbol(name, distance)
+                }
                 Some(Named::Register(number)) => Operand::Register(number),
+                Some(Named::Vector(first, len)) => {
+                    Operand::Vector((first..first + len).map(Operand::Register).collect())
+                }
                 Some(Named::Variable(number)) => Operand::Variable(number, distance),
-                None if name.starts_with('%') => Operand::Special(name),
+                None if name.starts_with('%') && distance == 0 => Operand::Special(name),
                 None => Operand::Symbol(name, distance),
+            },
+            Operand::Element(name, index) => match self.resolve(function, name) {
+                Some(Named::Variable(number)) => match function.variables[number as usize].at(index) {
+                    Some(distance) => Operand::Address(Box::new(Operand::Variable(number, 0)), distance),
+                    None => Operand::Element(name, None),
+                },
+                _ => Operand::Element(name, index),
             },
             // A negated predicate, as `operand` leaves it.
             Operand::List(mut parts) if parts.len() == 2 && parts[1] == Operand::Sink => {
@@ -798,6 +986,17 @@ impl<'t> Parser<'t> {
             other => other,
         }
     }
+}
+
+/// A new register, or those of a new vector.
+fn add_registers(function: &mut Function<'_>, of: Type, len: u32) -> Named {
+    let first = function.registers.len() as u32;
+    function.registers.extend((0..len).map(|_| of));
+    if len == 1 { Named::Register(first) } else { Named::Vector(first, len) }
+}
+
+fn declared_twice(name: &str, place: Place) -> PtxError {
+    PtxError::syntax(place, format!("`{}` is declared twice", short(name)))
 }
 
 fn register_of(operand: &Operand<'_>) -> Option<u32> {
@@ -842,6 +1041,10 @@ fn name_of(word: Word<'_>) -> String {
 
 /// The largest parameter of a kernel or function.
 const PARAMETER_BYTES_MAX: u64 = 32_764;
+/// The braces of initial contents in each other, at most.
+const BRACES_MAX: usize = 8;
+/// The parentheses and operators before a number, at most.
+const EXPRESSION_DEPTH_MAX: usize = 50;
 /// The scopes in each other, at most.
 const SCOPES_MAX: usize = 100;
 /// The digits of a register's number, at most.

@@ -366,7 +366,7 @@ pub(crate) enum Special {
     One,
 }
 
-const SPECIALS: [(&str, Special); 42] = [
+const SPECIALS: [(&str, Special); 46] = [
     ("%tid.x", Special::Thread(0)),
     ("%tid.y", Special::Thread(1)),
     ("%tid.z", Special::Thread(2)),
@@ -379,6 +379,11 @@ const SPECIALS: [(&str, Special); 42] = [
     ("%nctaid.x", Special::GridSize(0)),
     ("%nctaid.y", Special::GridSize(1)),
     ("%nctaid.z", Special::GridSize(2)),
+    // Each has a fourth element, which is zero.
+    ("%tid.w", Special::Zero),
+    ("%ntid.w", Special::Zero),
+    ("%ctaid.w", Special::Zero),
+    ("%nctaid.w", Special::Zero),
     ("%laneid", Special::Lane),
     ("%warpid", Special::Warp),
     ("%nwarpid", Special::WarpCount),

@@ -69,6 +69,8 @@ pub(crate) struct Run<'r> {
     pub(crate) at: u32,
     pub(crate) checker: Option<Box<Checker<'r>>>,
     pub(crate) printed: String,
+    /// The bytes of the blocks that run, and of those that are done and wait to be used again.
+    pub(crate) held_bytes: u64,
     memory: &'r dyn DeviceMemory,
     /// What the memory has given so far, by the addresses, and the one that was used last.
     regions: Vec<Region<'r>>,
@@ -89,49 +91,59 @@ pub(crate) struct Stopped {
 
 /// Runs a kernel.
 pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Outcome {
-    let dynamic = match program.shared.last() {
-        Some(last) => (last.end + SHARED_GAP_BYTES).next_multiple_of(program.dynamic_align),
-        None => 0,
-    };
-    let mut shared = program.shared.clone();
-    if launch.shared_bytes > 0 {
-        shared.push(dynamic..dynamic + u64::from(launch.shared_bytes));
-    }
-    let constants = program.constants.iter().map(|constant| {
-        let value = match *constant {
-            Constant::Bits(bits) => bits,
-            Constant::Global(variable, distance) => {
-                launch.variables.get(variable as usize).copied().unwrap_or(0).wrapping_add_signed(distance)
-            }
-            Constant::DynamicShared(distance) => dynamic.wrapping_add_signed(distance),
-        };
-        [value; LANES]
-    });
-    let mut run = Run {
-        program,
-        launch,
-        constants: constants.collect(),
-        shared,
-        steps: 0,
-        random: launch.seed,
-        at: 0,
-        checker: (launch.checks != Checks::default())
-            .then(|| Box::new(Checker::new(launch.checks, program, launch.grid, launch.block))),
-        printed: String::new(),
-        memory,
-        regions: Vec::new(),
-        last: 0,
-        sites: vec![SiteRange::default(); program.sites as usize],
-        reads: Ranges::new(),
-        writes: Ranges::new(),
-    };
+    let mut run = Run::new(program, launch, memory);
     let mistake = run.blocks();
     run.outcome(mistake)
 }
 
+impl<'r> Run<'r> {
+    pub(crate) fn new(program: &'r Program, launch: Launch<'r>, memory: &'r dyn DeviceMemory) -> Self {
+        let dynamic = match program.shared.last() {
+            Some(last) => (last.end + SHARED_GAP_BYTES).next_multiple_of(program.dynamic_align),
+            None => 0,
+        };
+        let mut shared = program.shared.clone();
+        if launch.shared_bytes > 0 {
+            shared.push(dynamic..dynamic + u64::from(launch.shared_bytes));
+        }
+        let constants = program.constants.iter().map(|constant| {
+            let value = match *constant {
+                Constant::Bits(bits) => bits,
+                Constant::Global(variable, distance) => launch
+                    .variables
+                    .get(variable as usize)
+                    .copied()
+                    .unwrap_or(0)
+                    .wrapping_add_signed(distance),
+                Constant::DynamicShared(distance) => dynamic.wrapping_add_signed(distance),
+            };
+            [value; LANES]
+        });
+        Self {
+            program,
+            launch,
+            constants: constants.collect(),
+            shared,
+            steps: 0,
+            random: launch.seed,
+            at: 0,
+            checker: (launch.checks != Checks::default())
+                .then(|| Box::new(Checker::new(launch.checks, program, launch.grid, launch.block))),
+            printed: String::new(),
+            held_bytes: 0,
+            memory,
+            regions: Vec::new(),
+            last: 0,
+            sites: vec![SiteRange::default(); program.sites as usize],
+            reads: Ranges::new(),
+            writes: Ranges::new(),
+        }
+    }
+}
+
 impl Run<'_> {
     /// Runs all blocks, up to the first mistake.
-    fn blocks(&mut self) -> Option<KernelMistake> {
+    pub(crate) fn blocks(&mut self) -> Option<KernelMistake> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
         let order = Order::new(total, self.next_random());
         let mut started = 0;
@@ -140,8 +152,9 @@ impl Run<'_> {
         loop {
             // A block that waits for another one, with a loop, makes room for it. Many that run make room more rarely.
             let one_in = if waiting.len() < RESIDENT { 2 } else { 16 };
+            let has_room = !spare.is_empty() || self.held_bytes < RESIDENT_BYTES;
             let is_new_wanted = waiting.is_empty()
-                || waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(one_in);
+                || has_room && waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(one_in);
             let mut block = match waiting.pop_front() {
                 Some(block) if started == total || !is_new_wanted => block,
                 popped => {
@@ -219,6 +232,8 @@ fn greatest_divisor(a: u64, b: u64) -> u64 {
 
 /// The blocks that usually run at the same time, if they run for long.
 const RESIDENT: usize = 64;
+/// No more begin once they hold so many bytes.
+const RESIDENT_BYTES: u64 = 1 << 30;
 /// And those at most, as many as a large device has.
 const RESIDENT_MAX: usize = 132 * 32;
 

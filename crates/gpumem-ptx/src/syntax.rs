@@ -131,10 +131,19 @@ pub(crate) struct Variable {
     pub(crate) element: Type,
     pub(crate) align_bytes: u64,
     pub(crate) size_bytes: u64,
+    /// The distance between elements, if it has one index.
+    pub(crate) index_bytes: Option<u64>,
     /// Without a size of its own, or without a definition in this text.
     pub(crate) is_extern: bool,
     pub(crate) initial: Vec<Datum>,
     pub(crate) place: Place,
+}
+
+impl Variable {
+    /// The distance of an element from the beginning.
+    pub(crate) fn at(&self, index: Option<u64>) -> Option<i64> {
+        index?.checked_mul(self.index_bytes?)?.try_into().ok()
+    }
 }
 
 /// A part of a variable's initial contents.
@@ -188,7 +197,7 @@ pub(crate) struct Function<'t> {
 #[derive(Clone, Debug)]
 pub(crate) enum Statement<'t> {
     /// A label in a scope.
-    Label(&'t str, u32),
+    Label(&'t str, u32, Place),
     /// A label of a list of labels.
     Targets(&'t str, u32, Vec<&'t str>),
     Instruction(Instruction<'t>),
@@ -222,6 +231,8 @@ pub(crate) enum Operand<'t> {
     /// A name of the module or a label, plus a distance.
     Symbol(&'t str, i64),
     Vector(Vec<Operand<'t>>),
+    /// An element of a variable; `None` for an index that is no constant.
+    Element(&'t str, Option<u64>),
     /// In brackets: a base plus a distance.
     Address(Box<Operand<'t>>, i64),
     /// In parentheses.

@@ -333,8 +333,12 @@ impl<'s, 't> Lower<'s, 't> {
 
     fn mov(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let of = modifiers.one_type()?;
+        let len = modifiers.take_one(&["v2", "v4"]);
         modifiers.finish()?;
         let (first, second) = (self.operand(instruction, 0)?, self.operand(instruction, 1)?);
+        if let Some(len) = len {
+            return self.mov_vector(instruction, if len == "v2" { 2 } else { 4 }, of);
+        }
         match (first, second) {
             (Operand::Vector(parts), _) => {
                 let input = self.value(second, of)?;
@@ -371,6 +375,35 @@ impl<'s, 't> Lower<'s, 't> {
                 self.chain(Vec::new(), all, to);
             }
             _ => self.apply(instruction, Alu::One(|a| *a), [of; 3])?,
+        }
+        Ok(())
+    }
+
+    /// Moves vectors element by element; one operand may be a special register with all of its elements.
+    fn mov_vector(&mut self, instruction: &'s Instruction<'t>, len: usize, of: Type) -> Result<()> {
+        let to = self.parts(self.operand(instruction, 0)?);
+        let from = self.operand(instruction, 1)?;
+        let mut inputs = Vec::new();
+        match from {
+            Operand::Special(name) => {
+                for element in ["x", "y", "z", "w"] {
+                    inputs.push(self.read_special(&format!("{name}.{element}"))?);
+                }
+            }
+            other => {
+                for part in self.parts(other) {
+                    inputs.push(self.value(part, of)?);
+                }
+            }
+        }
+        if to.len() != len || inputs.len() != len {
+            return Err(self.unknown(instruction));
+        }
+        // A target may be an element that is read later.
+        let copies: Vec<Slot> = inputs.into_iter().map(|input| Slot::Register(self.copy_of(input))).collect();
+        for (to, from) in to.iter().zip(copies) {
+            let to = self.target(to)?;
+            self.chain(Vec::new(), from, to);
         }
         Ok(())
     }

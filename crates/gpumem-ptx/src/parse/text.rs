@@ -87,7 +87,7 @@ impl<'t> Words<'t> {
             return Ok((Word::End, place));
         }
         let first = self.byte(0);
-        if first.is_ascii_digit() {
+        if first.is_ascii_digit() || first == b'.' && self.byte(1).is_ascii_digit() {
             return Ok((self.number(place)?, place));
         }
         if is_name_byte(first) || first == b'.' && is_name_byte(self.byte(1)) {

@@ -60,6 +60,7 @@ impl RunningBlock {
         let threads: u32 = shape.into_iter().product();
         let count = (threads as usize).div_ceil(LANES);
         let place = place(number, run.launch.grid);
+        let before = spare.as_ref().map_or(0, Self::held_bytes);
         let mut block = spare.unwrap_or_else(|| Self {
             number,
             place,
@@ -76,7 +77,12 @@ impl RunningBlock {
         for (number, warp) in block.warps.iter_mut().enumerate() {
             warp.start(run, number as u32, threads, place);
         }
+        run.held_bytes = run.held_bytes.saturating_sub(before).saturating_add(block.held_bytes());
         block
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.shared.capacity() as u64 + self.warps.iter().map(Warp::held_bytes).sum::<u64>()
     }
 
     /// Runs the block until it is done, or has run for long.

@@ -50,10 +50,15 @@ impl Warp {
         if group.callers.len() >= CALLS_MAX
             || frame.local + callee.frame_bytes > LOCAL_BYTES_MAX
             || frame.registers + callee.registers > REGISTERS_MAX
+            || !self.make_room(run, &frame, callee)
         {
             return Err((Mistake::StackOverflow, first));
         }
-        self.make_room(&frame, callee);
+        if let Some(checker) = &mut run.checker {
+            let first = self.number * 32;
+            bits(mask)
+                .for_each(|lane| checker.enters_frame(first + lane as u32, frame.local, callee.frame_bytes));
+        }
         for (passed, location) in call.arguments.iter().zip(&callee.parameters) {
             self.pass(run, mask, passed.size_bytes, (passed.from, caller), (*location, frame));
         }
@@ -113,12 +118,21 @@ impl Warp {
         &mut self.groups[index]
     }
 
-    fn make_room(&mut self, frame: &Frame, callee: &Routine) {
+    /// Makes room for a frame. Returns false if the blocks that run hold too much memory for it.
+    fn make_room(&mut self, run: &mut Run<'_>, frame: &Frame, callee: &Routine) -> bool {
         let registers = (frame.registers + callee.registers) as usize;
+        let stride = (frame.local + callee.frame_bytes) as usize;
+        if registers <= self.registers.len() && stride <= self.stride {
+            return true;
+        }
+        let before = self.held_bytes();
+        let wanted = registers * size_of::<Lanes>() + 32 * stride;
+        if run.held_bytes.saturating_sub(before).saturating_add(wanted as u64) > CALLS_BYTES_MAX {
+            return false;
+        }
         if self.registers.len() < registers {
             self.registers.resize(registers, [0; 32]);
         }
-        let stride = (frame.local + callee.frame_bytes) as usize;
         if self.stride < stride {
             let stride = stride.next_power_of_two();
             let mut local = vec![Cell::new(0); stride * 32];
@@ -128,6 +142,8 @@ impl Warp {
             }
             (self.local, self.stride) = (local, stride);
         }
+        run.held_bytes = run.held_bytes.saturating_sub(before).saturating_add(self.held_bytes());
+        true
     }
 
     /// Tells the checks that a value was passed in local memory.
@@ -206,6 +222,8 @@ impl Warp {
 
 /// The registers of all calls in each other, at most.
 const REGISTERS_MAX: u32 = 1 << 18;
+/// What the blocks that run hold after a call that needs more, at most: deep recursion in many threads.
+const CALLS_BYTES_MAX: u64 = 4 << 30;
 /// The calls in each other, and the local memory of a thread, at most.
 const CALLS_MAX: usize = 4096;
 const LOCAL_BYTES_MAX: u64 = 512 << 10;

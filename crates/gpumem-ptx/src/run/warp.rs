@@ -107,6 +107,11 @@ impl Warp {
         (self.is_any_next, self.missed) = (false, None);
     }
 
+    /// The bytes of its registers and of the local memory of its threads.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        (self.registers.capacity() * size_of::<Lanes>() + self.local.capacity()) as u64
+    }
+
     /// The lanes that have not ended.
     pub(crate) fn alive(&self) -> u32 {
         self.groups.iter().fold(0, |mask, group| mask | group.mask)

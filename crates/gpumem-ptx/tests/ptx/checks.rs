@@ -420,6 +420,30 @@ fn bytes_that_nobody_has_written() {
     assert!(found[0].contains("reads 4 bytes at 0x4 of local memory"), "{found:?}");
 }
 
+#[test]
+fn a_call_does_not_see_what_an_earlier_one_has_written() {
+    let function = ".func f(.param .b64 out, .param .b32 is_first) { .reg .pred %p; .reg .b32 %r<2>; .reg .b64 %rd; .local .u32 x;\n\
+                    ld.param.u64 %rd, [out]; ld.param.u32 %r0, [is_first]; setp.ne.u32 %p, %r0, 0; @%p st.local.u32 [x], 3;\n\
+                    ld.local.u32 %r1, [x]; st.global.u32 [%rd], %r1; ret; }\n";
+    let call = |first: u32| {
+        format!(
+            "{{ .param .b64 a; .param .b32 b; st.param.b64 [a], %rd0; st.param.b32 [b], {first}; call f, (a, b); }}\n"
+        )
+    };
+    let found = |second: u32| {
+        let text = function.to_string() + &kernel(&(call(1) + &call(second)));
+        let mut memory = Memory::default();
+        let parameters = memory.alloc(&[0]).to_le_bytes();
+        let checks = Checks { uninitialised: true, ..Default::default() };
+        let launch = Launch { checks, ..launch(&parameters, 1, 1) };
+        module(&text).entry("k").unwrap().run(launch, &memory).unwrap().hazards
+    };
+    assert_eq!(found(1), []);
+    let found = found(0);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].to_string().contains("of local memory, which were never written"), "{found:?}");
+}
+
 /// A compiler copies a structure with the bytes between its members.
 #[test]
 fn padding_of_structures_is_no_unwritten_read() {

@@ -369,3 +369,34 @@ fn sizes_that_no_device_has() {
         parse_and_run(&(BEGINNING.to_string() + &text), &memory, address);
     }
 }
+
+#[test]
+fn a_launch_with_more_shared_memory_than_a_block_has() {
+    let module = Module::parse(&(BEGINNING.to_string() + ".entry k() { ret; }")).unwrap();
+    let launch = Launch { shared_bytes: u32::MAX, ..launch(&[], 1, 1) };
+    let problem = module.entry("k").unwrap().run(launch, &Memory::default()).unwrap_err();
+    assert!(
+        problem.to_string().ends_with("4294967295 bytes of dynamic shared memory is not supported"),
+        "{problem}"
+    );
+}
+
+/// What is dropped has to be formatted, too.
+#[test]
+fn a_loop_that_prints_ends_in_time() {
+    let text = ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
+         .global .b8 format[8] = {37, 52, 48, 57, 54, 120, 10, 0};
+         .entry k() { .reg .b64 %a; .local .align 8 .b8 l[8]; mov.u64 %a, l; cvta.local.u64 %a, %a; st.u64 [%a], 0;
+         L: { .param .b64 f; .param .b64 v; .param .b32 r; .reg .b64 %f; mov.u64 %f, format; st.param.b64 [f], %f; st.param.b64 [v], %a;
+         call (r), vprintf, (f, v); } bra L; }";
+    let module = Module::parse(&(BEGINNING.to_string() + text)).unwrap();
+    let mut memory = Memory::default();
+    let format = [0x3930_3425, 0x000a_7836];
+    let variables = [memory.alloc(&format)];
+    let launch = Launch { variables: &variables, ..launch(&[], 1, 1) };
+    let started = Instant::now();
+    let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
+    assert!(matches!(outcome.mistake.unwrap().mistake, gpumem_ptx::Mistake::TooLong(_)));
+    assert_eq!(outcome.printed.len(), (1 << 20) / 4097 * 4097);
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}

@@ -55,6 +55,29 @@ fn variables_and_dynamic_shared_memory() {
     assert_eq!(memory.words(out), [6, 7]);
 }
 
+/// As in C, what a pair of braces leaves out is zero.
+#[test]
+fn initial_contents_of_arrays_in_arrays() {
+    let words = |declaration: &str| -> Vec<u32> {
+        let module = module(&format!(".global .align 16 {declaration};"));
+        let bytes = module.variables()[0].contents(&[0]);
+        bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+    };
+    assert_eq!(words(".u32 x[3][2] = {{1, 2}, {3}}"), [1, 2, 3, 0, 0, 0]);
+    assert_eq!(words(".u32 x[2][3] = {{1}, {2, 3}}"), [1, 0, 0, 2, 3, 0]);
+    assert_eq!(words(".u32 x[2][2][2] = {{{1}, {2}}, {{3}}}"), [1, 0, 2, 0, 3, 0, 0, 0]);
+    assert_eq!(words(".u32 x[][2] = {{1}, {2}}"), [1, 0, 2, 0]);
+    assert_eq!(words(".v4 .u32 x[2] = {{1, 2}, {3}}"), [1, 2, 0, 0, 3, 0, 0, 0]);
+    assert_eq!(words(".u32 x[2][2] = {1, 2, 3}"), [1, 2, 3, 0]);
+}
+
+#[test]
+fn elements_of_arrays_by_constant_indices() {
+    let lines = ".shared .u32 s[4]; .local .v2 .u32 l[2]; st.shared.u32 s[1+1], 7; ld.shared.u32 %r0, [s+8];\n\
+                 st.local.v2.u32 l[1], {5, 6}; ld.local.u32 %r1, [l+12]; st.global.v2.u32 [%rd0], {%r0, %r1};";
+    assert_eq!(run(lines, 1, 2).unwrap(), [7, 6]);
+}
+
 #[test]
 fn atomics_of_all_threads_count() {
     let lines = "mov.u32 %r0, %tid.x; red.global.add.u32 [%rd0], %r0; atom.global.max.u32 %r1, [%rd0+4], %r0;\n\

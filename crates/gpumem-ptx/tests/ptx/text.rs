@@ -1,6 +1,6 @@
 //! Texts: every kernel of the repository, what is refused, and hostile ones.
 
-use crate::support::{kernel, module};
+use crate::support::{kernel, module, run};
 use gpumem_ptx::{Module, PtxProblem};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -50,8 +50,52 @@ fn errors_have_their_places() {
     );
     assert_eq!(problem(".entry k() { .reg .b32 %r<2>;\nbra L; }"), "line 4, column 1: there is no label `L`");
     assert_eq!(problem(".entry k() { ret;"), "line 3, column 18: an instruction is expected, not the end");
+    for (lines, found) in [
+        (".entry k() {\n.reg .b32 a; .reg .b32 a; }", "line 4, column 24: `a` is declared twice"),
+        (".entry k() {\n.reg .b32 a<2>; .reg .b32 a<3>; }", "line 4, column 27: `a` is declared twice"),
+        (".entry k() {\nL: ret; L: ret; }", "line 4, column 9: `L` is declared twice"),
+        (".entry k() { ret; }\n.entry k() { ret; }", "line 4, column 1: `k` is defined twice"),
+        (".global .u32 g;\n.global .u32 g;", "line 4, column 14: `g` is defined twice"),
+        (".entry k() { .reg .b32 a;\nmov.u32 a, %b; }", "line 4, column 1: `%b` is not declared"),
+        (".entry k() { .reg .b32 a, b;\nmov.u32 a, b+1; }", "line 4, column 1: `b` is not declared"),
+        (".entry k() { .reg .b32 a;\nmov.u32 a, 1/0; }", "line 4, column 14: a constant is divided by zero"),
+        (".global .u32 g[2][2] =\n{{1, 2, 3}, {4}};", "line 4, column 2: more initial values than elements"),
+    ] {
+        assert_eq!(problem(lines), found, "{lines}");
+    }
     let newer = Module::parse(".version 99.1\n.target sm_80").unwrap_err();
     assert!(matches!(newer.what, PtxProblem::Version { stated: (99, 1), .. }));
+}
+
+/// The values are those of NVIDIA's assembler.
+#[test]
+fn constants_are_expressions() {
+    let words = |text: &str| {
+        let lines = text
+            .split(", ")
+            .enumerate()
+            .map(|(index, value)| format!("mov.u32 %r0, {value}; st.global.u32 [%rd0+{index}*4], %r0;\n"));
+        let count = text.split(", ").count();
+        run(&lines.collect::<String>(), 1, count).unwrap()
+    };
+    assert_eq!(words("1+2*3, (1+2)*3, 7/2, 10-3-2, 1<<4|1, 0xff&~15"), [7, 9, 3, 5, 17, 240]);
+    assert_eq!(words("3>2, 3>=4, 1==1&&2!=2, 0||5, !0, !7"), [1, 0, 0, 1, 1, 0]);
+    assert_eq!(words("5>3 ? 10 : 20, -(4)+1, WARP_SZ*2, (.s64)(5+1)"), [10, -3_i32 as u32, 64, 6]);
+    assert_eq!(words("-4>>1, 1<<40, 1<<64, -9223372036854775808/-1"), [-2_i32 as u32, 0, 0, 0]);
+    let lines = "mov.f32 %f0, .5+1; st.global.f32 [%rd0+(2*2)], %f0; mov.f32 %f0, -(1.0/4); st.global.f32 [%rd0], %f0;";
+    assert_eq!(run(lines, 1, 2).unwrap(), [-0.25_f32, 1.5].map(f32::to_bits));
+    for deep in ["(".repeat(1 << 20), "-".repeat(1 << 20), "1?1:".repeat(1 << 18), "!".repeat(1 << 20)] {
+        let text = kernel(&format!("mov.u32 %r0, {deep}1;"));
+        let problem = Module::parse(&format!(".version 8.0\n.target sm_80\n{text}")).unwrap_err();
+        assert!(problem.to_string().ends_with("an expression is nested too deeply"), "{problem}");
+    }
+}
+
+#[test]
+fn registers_that_are_vectors() {
+    let lines = ".reg .v2 .u32 v, w; .reg .v4 .u32 many<3>; mov.v2.u32 v, {4, 5}; mov.v2.u32 w, v; mov.v2.u32 {w.x, w.g}, {w.y, w.r};\n\
+                 mov.v4.u32 many2, %ntid; st.global.v2.u32 [%rd0], w; st.global.v4.u32 [%rd0+16], many2; mov.b64 %rd1, v; st.global.b64 [%rd0+8], %rd1;";
+    assert_eq!(run(lines, 1, 8).unwrap(), [5, 4, 4, 5, 1, 1, 1, 0]);
 }
 
 #[test]
