@@ -415,13 +415,46 @@ impl<'s, 't> Lower<'s, 't> {
 
     /// An operand that is read as a value of a type.
     fn value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
+        let is_fraction = matches!(of, Type::F32 | Type::F64);
+        match operand {
+            Operand::Register(register) | Operand::Sum(register, _)
+                if !of.is_of_register(self.register_type(*register)) =>
+            {
+                Err(self.wrong(OTHER_TYPE))
+            }
+            Operand::Integer(_) if is_fraction => Err(self.wrong("an integer is no value of this type")),
+            Operand::Double(_) if of.is_integer() => Err(self.wrong("a fraction is no value of this type")),
+            _ => self.wide_value(operand, of),
+        }
+    }
+
+    /// The same, for an instruction that takes the low part of wider registers.
+    fn wide_value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
         match operand {
             Operand::Register(register) => {
-                let declared = self.current().registers[*register as usize];
+                let declared = self.register_type(*register);
                 if (declared == Type::Pred) != (of == Type::Pred) || declared.bytes() < of.bytes() {
-                    return Err(self.wrong("a register of this operand has another type"));
+                    return Err(self.wrong(OTHER_TYPE));
                 }
                 Ok(Slot::Register(*register))
+            }
+            Operand::Sum(register, distance) => {
+                let declared = self.register_type(*register);
+                if declared.is_float() || declared == Type::Pred || declared.bytes() < of.bytes() {
+                    return Err(self.wrong(OTHER_TYPE));
+                }
+                let inputs =
+                    [Slot::Register(*register), self.bits(*distance as u64), self.bits(of.bytes().into())];
+                let to = self.temporary();
+                let guard = self.guard.take();
+                self.push(Op::Alu {
+                    function: crate::number::alu!(|a: u64, b: u64, bytes: u32| a.wrapping_add(b)
+                        & (u64::MAX >> (64 - 8 * bytes.clamp(1, 8)))),
+                    to,
+                    inputs,
+                });
+                self.guard = guard;
+                Ok(Slot::Register(to))
             }
             Operand::Not(register) => {
                 let none = self.bits(0);
@@ -553,8 +586,20 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(offset)
     }
 
-    /// The register that an operand names as a target.
-    fn target(&mut self, operand: &Operand<'t>) -> Result<u32> {
+    /// The register that an operand names as a target for a value of a type.
+    fn target(&mut self, operand: &Operand<'t>, of: Type) -> Result<u32> {
+        match operand {
+            Operand::Register(register) | Operand::Pair(Some(register), _)
+                if !of.is_of_register(self.register_type(*register)) =>
+            {
+                Err(self.wrong("the target has another type"))
+            }
+            _ => self.wide_target(operand),
+        }
+    }
+
+    /// The same, of any type.
+    fn wide_target(&mut self, operand: &Operand<'t>) -> Result<u32> {
         match operand {
             Operand::Register(register) => Ok(*register),
             Operand::Pair(Some(register), _) => Ok(*register),
@@ -616,7 +661,13 @@ impl<'s, 't> Lower<'s, 't> {
                     self.address_value(base)?
                 }
             }
-            Operand::Register(register) => Slot::Register(register),
+            Operand::Register(register) => {
+                let declared = self.register_type(register);
+                if declared.is_float() || !matches!(declared.bytes(), 4 | 8) {
+                    return Err(self.wrong("the register of an address has another type"));
+                }
+                Slot::Register(register)
+            }
             Operand::Integer(value) => self.bits(value),
             _ => self.address_value(base)?,
         };
@@ -648,6 +699,7 @@ pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>
     (parameters, end)
 }
 
+const OTHER_TYPE: &str = "a register of this operand has another type";
 /// The beginnings of names of special registers that are not supported.
 const UNSUPPORTED_SPECIALS: [&str; 4] = ["%pm", "%envreg", "%reserved_smem_offset_", "%cluster"];
 /// Functions that the driver defines.

@@ -947,10 +947,9 @@ impl<'t> Parser<'t> {
     fn resolved(&mut self, function: &mut Function<'t>, operand: Operand<'t>) -> Operand<'t> {
         match operand {
             Operand::Symbol(name, distance) => match self.resolve(function, name) {
-                // What has no value is refused when it is used.
-                Some(Named::Register(_) | Named::Vector(..)) if distance != 0 => {
-                    Operand::Symbol(name, distance)
-                }
+                Some(Named::Register(number)) if distance != 0 => Operand::Sum(number, distance),
+                // It has no value, and is refused when it is used.
+                Some(Named::Vector(..)) if distance != 0 => Operand::Symbol(name, distance),
                 Some(Named::Register(number)) => Operand::Register(number),
                 Some(Named::Vector(first, len)) => {
                     Operand::Vector((first..first + len).map(Operand::Register).collect())

@@ -77,6 +77,19 @@ impl Type {
         matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
     }
 
+    /// True for whole numbers, pairs not included.
+    pub(crate) fn is_integer(self) -> bool {
+        self.is_signed() || matches!(self, Self::U8 | Self::U16 | Self::U32 | Self::U64)
+    }
+
+    /// True if a register of the type `declared` holds values of this type: the sizes are equal, and one is not a fraction and the other an
+    /// integer.
+    pub(crate) fn is_of_register(self, declared: Self) -> bool {
+        (declared == Self::Pred) == (self == Self::Pred)
+            && declared.bytes() == self.bytes()
+            && !(declared.is_float() && self.is_integer() || declared.is_integer() && self.is_float())
+    }
+
     /// True for numbers with a fraction, packed pairs not included.
     pub(crate) fn is_float(self) -> bool {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
@@ -218,6 +231,8 @@ pub(crate) struct Instruction<'t> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand<'t> {
     Register(u32),
+    /// A register plus a constant.
+    Sum(u32, i64),
     /// A negated predicate.
     Not(u32),
     /// A predicate or result, and a second one.

@@ -39,19 +39,19 @@ impl<'s, 't> Lower<'s, 't> {
                 let of = modifiers.one_type()?;
                 modifiers.finish()?;
                 let function = property(kind, of).ok_or_else(|| modifiers.unknown())?;
-                self.apply(instruction, function, [of; 3])?;
+                self.apply(instruction, function, [of; 3], Type::Pred)?;
             }
             "fns" => {
                 modifiers.types();
                 modifiers.finish()?;
                 let function = alu!(|mask: u32, base: u32, n: i32| nth_set(mask, base, n));
-                self.apply(instruction, function, [Type::B32; 3])?;
+                self.apply(instruction, function, [Type::B32; 3], Type::B32)?;
             }
             "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vabsdiff2" | "vabsdiff4" | "vavrg2" | "vavrg4"
             | "vmin2" | "vmin4" | "vmax2" | "vmax4" => self.video(instruction, &mut modifiers)?,
             // What caches prefer to keep changes no value.
             "createpolicy" => {
-                let to = self.target(self.operand(instruction, 0)?)?;
+                let to = self.target(self.operand(instruction, 0)?, Type::B64)?;
                 let none = self.bits(0);
                 self.push(Op::Alu { function: Alu::One(|a| *a), to, inputs: [none; 3] });
             }
@@ -61,8 +61,14 @@ impl<'s, 't> Lower<'s, 't> {
     }
 
     /// Applies a function to the operands behind the first, which is the target.
-    fn apply(&mut self, instruction: &'s Instruction<'t>, function: Alu, types: [Type; 3]) -> Result<()> {
-        let (to, inputs) = self.inputs(instruction, function, types)?;
+    fn apply(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        function: Alu,
+        types: [Type; 3],
+        result: Type,
+    ) -> Result<()> {
+        let (to, inputs) = self.inputs(instruction, function, types, result)?;
         self.push(Op::Alu { function, to, inputs });
         Ok(())
     }
@@ -73,6 +79,7 @@ impl<'s, 't> Lower<'s, 't> {
         instruction: &'s Instruction<'t>,
         function: Alu,
         types: [Type; 3],
+        result: Type,
     ) -> Result<(u32, [Slot; 3])> {
         let count = match function {
             Alu::One(_) => 1,
@@ -86,7 +93,7 @@ impl<'s, 't> Lower<'s, 't> {
         for (index, input) in inputs.iter_mut().enumerate().take(count) {
             *input = self.value(&instruction.operands[index + 1], types[index])?;
         }
-        Ok((self.target(&instruction.operands[0])?, inputs))
+        Ok((self.target(&instruction.operands[0], result)?, inputs))
     }
 
     /// Lowers an instruction of one type that is no special case above.
@@ -111,7 +118,7 @@ impl<'s, 't> Lower<'s, 't> {
             let full = if modifiers.take("relu") { format!("{name}.relu") } else { name.into() };
             modifiers.finish()?;
             let Some(function) = packed::choose(&full, of) else { return Ok(false) };
-            return self.apply(instruction, function, [of; 3]).map(|()| true);
+            return self.apply(instruction, function, [of; 3], of).map(|()| true);
         }
         let is_carry_out = modifiers.take("cc");
         let mut full = name.to_string();
@@ -131,15 +138,21 @@ impl<'s, 't> Lower<'s, 't> {
         if is_carry_out || matches!(name, "addc" | "subc" | "madc") {
             return self.with_carry(instruction, &full, of, is_carry_out).map(|()| true);
         }
+        let wide = if of.bytes() == 2 { Type::B32 } else { Type::B64 };
         let types = match name {
             "shl" | "shr" => [of, Type::U32, of],
             "selp" => [of, of, Type::Pred],
             "bfe" => [of, Type::U32, Type::U32],
-            "mad" if full == "mad.wide" => [of, of, if of.bytes() == 2 { Type::B32 } else { Type::B64 }],
+            "mad" if full == "mad.wide" => [of, of, wide],
             _ => [of; 3],
         };
+        let result = match name {
+            "popc" | "clz" | "bfind" => Type::B32,
+            "mul" | "mad" if full.ends_with(".wide") => wide,
+            _ => of,
+        };
         let Some(function) = integer::choose(&full, of) else { return Ok(false) };
-        self.apply(instruction, function, types)?;
+        self.apply(instruction, function, types, result)?;
         Ok(true)
     }
 
@@ -163,7 +176,7 @@ impl<'s, 't> Lower<'s, 't> {
         modifiers.finish()?;
         if full == "selp" {
             let Some(function) = integer::choose(&full, bits_of(of)) else { return Ok(false) };
-            self.apply(instruction, function, [of, of, Type::Pred])?;
+            self.apply(instruction, function, [of, of, Type::Pred], of)?;
             return Ok(true);
         }
         let is_half = !matches!(of, Type::F32 | Type::F64);
@@ -175,7 +188,7 @@ impl<'s, 't> Lower<'s, 't> {
             Type::F64 => [None, Some(SATURATE_64), None],
             _ => [".ftz", ".sat", ".relu"].map(|name| half::choose(name, of)),
         };
-        let (to, mut inputs) = self.inputs(instruction, function, [of; 3])?;
+        let (to, mut inputs) = self.inputs(instruction, function, [of; 3], of)?;
         let none = self.bits(0);
         let flush = flush.filter(|_| is_flushing);
         if let Some(flush) = flush {
@@ -228,7 +241,7 @@ impl<'s, 't> Lower<'s, 't> {
             _ => return Err(self.unknown(instruction)),
         };
         let function = integer::choose(name, bits_of(of)).ok_or_else(|| self.unknown(instruction))?;
-        self.apply(instruction, function, [of, of, Type::B32])
+        self.apply(instruction, function, [of, of, Type::B32], of)
     }
 
     /// Instructions on two or four numbers in a register, of which all are combined.
@@ -243,7 +256,7 @@ impl<'s, 't> Lower<'s, 't> {
         };
         let function = packed::video(modifiers.name, is_signed, is_clamped);
         let function = function.ok_or_else(|| modifiers.unknown())?;
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, Type::B32)?;
         let mut inputs = [self.bits(0); 3];
         for (index, input) in inputs.iter_mut().enumerate() {
             *input = self.value(self.operand(instruction, index + 1)?, Type::B32)?;
@@ -306,11 +319,11 @@ impl<'s, 't> Lower<'s, 't> {
             let c = self.value(&operands[3], of)?;
             let temporary = self.temporary();
             self.push(Op::Alu { function: product, to: temporary, inputs: [a, b, c] });
-            (self.target(&operands[0])?, [Slot::Register(temporary), c, c])
+            (self.target(&operands[0], of)?, [Slot::Register(temporary), c, c])
         } else {
             let function = integer::choose(if is_subtraction { "sub" } else { "add" }, of);
             let function = function.ok_or_else(|| self.unknown(instruction))?;
-            self.inputs(instruction, function, [of; 3])?
+            self.inputs(instruction, function, [of; 3], of)?
         };
         let takes_carry = full.starts_with("addc") || full.starts_with("subc") || full.starts_with("madc");
         inputs[2] = Slot::Register(carry);
@@ -346,7 +359,7 @@ impl<'s, 't> Lower<'s, 't> {
                 // A part may be the register that is split.
                 let input = Slot::Register(self.copy_of(input));
                 for (index, part) in parts.iter().enumerate().filter(|(_, part)| **part != Operand::Sink) {
-                    let to = self.target(part)?;
+                    let to = self.target(part, bits_of_bytes(width))?;
                     let by = self.bits(8 * u64::from(width) * index as u64);
                     let shifted = self.temporary();
                     let function = alu!(|a: u64, by: u32| a >> by);
@@ -356,11 +369,7 @@ impl<'s, 't> Lower<'s, 't> {
             }
             (_, Operand::Vector(parts)) => {
                 let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
-                let part_type = match width {
-                    1 => Type::B8,
-                    2 => Type::B16,
-                    _ => Type::B32,
-                };
+                let part_type = bits_of_bytes(width);
                 let mut all = self.bits(0);
                 for (index, part) in parts.iter().enumerate() {
                     let part = self.value(part, part_type)?;
@@ -371,10 +380,10 @@ impl<'s, 't> Lower<'s, 't> {
                     self.push(Op::Alu { function, to: joined, inputs: [all, part, by] });
                     all = Slot::Register(joined);
                 }
-                let to = self.target(first)?;
+                let to = self.target(first, of)?;
                 self.chain(Vec::new(), all, to);
             }
-            _ => self.apply(instruction, Alu::One(|a| *a), [of; 3])?,
+            _ => self.apply(instruction, Alu::One(|a| *a), [of; 3], of)?,
         }
         Ok(())
     }
@@ -402,7 +411,7 @@ impl<'s, 't> Lower<'s, 't> {
         // A target may be an element that is read later.
         let copies: Vec<Slot> = inputs.into_iter().map(|input| Slot::Register(self.copy_of(input))).collect();
         for (to, from) in to.iter().zip(copies) {
-            let to = self.target(to)?;
+            let to = self.target(to, of)?;
             self.chain(Vec::new(), from, to);
         }
         Ok(())
@@ -419,7 +428,7 @@ impl<'s, 't> Lower<'s, 't> {
                 _ => None,
             };
             let function = function.filter(|_| is_saturating).ok_or_else(|| modifiers.unknown())?;
-            return self.apply(instruction, function, [Type::B32; 3]);
+            return self.apply(instruction, function, [Type::B32; 3], Type::B32);
         }
         if let Some(kind) = modifiers.take_one(&["e4m3x2", "e5m2x2", "tf32"]) {
             return self.convert_narrow(instruction, modifiers, kind, &types);
@@ -430,7 +439,11 @@ impl<'s, 't> Lower<'s, 't> {
         let rounding = modifiers.rounding();
         modifiers.finish()?;
         let &[to_type, from_type] = &types[..] else { return Err(self.unknown(instruction)) };
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.wide_target(self.operand(instruction, 0)?)?;
+        let width = self.register_type(to).bytes();
+        if width < to_type.bytes() || self.register_type(to) == Type::Pred {
+            return Err(self.wrong("the target has another type"));
+        }
         let positive = if is_positive {
             let positive = half::choose(".relu", to_type).filter(|_| from_type == Type::F32);
             Some(positive.ok_or_else(|| self.unknown(instruction))?)
@@ -443,13 +456,13 @@ impl<'s, 't> Lower<'s, 't> {
             if from_type != Type::F32 {
                 return Err(self.unknown(instruction));
             }
-            let (to, inputs) = self.inputs(instruction, function, [Type::F32; 3])?;
+            let (to, inputs) = self.inputs(instruction, function, [Type::F32; 3], to_type)?;
             let pair = self.temporary();
             self.push(Op::Alu { function, to: pair, inputs });
             self.chain(positive.into_iter().collect(), Slot::Register(pair), to);
             return Ok(());
         }
-        let mut input = self.value(self.operand(instruction, 1)?, from_type)?;
+        let mut input = self.wide_value(self.operand(instruction, 1)?, from_type)?;
         if is_flushing && from_type == Type::F32 {
             input = self.step(alu!(|a: f32| float::nan_32(float::flushed(a))), input);
         }
@@ -459,7 +472,6 @@ impl<'s, 't> Lower<'s, 't> {
             chain.push(FLUSH_32);
         }
         chain.extend(positive);
-        let width = self.register_type(to).bytes();
         if to_type.is_signed() && width > to_type.bytes() {
             let narrow = self.temporary();
             self.chain(chain, input, narrow);
@@ -519,7 +531,12 @@ impl<'s, 't> Lower<'s, 't> {
             _ => return Err(modifiers.unknown()),
         };
         let from = if is_target { types[0] } else { Type::B16 };
-        let (to, mut inputs) = self.inputs(instruction, function, [from; 3])?;
+        let result = match kind {
+            "tf32" => Type::B32,
+            _ if is_target => Type::B16,
+            _ => Type::B32,
+        };
+        let (to, mut inputs) = self.inputs(instruction, function, [from; 3], result)?;
         if !is_positive {
             self.push(Op::Alu { function, to, inputs });
             return Ok(());
@@ -607,6 +624,10 @@ impl<'s, 't> Lower<'s, 't> {
         let [first, second] = self.comparison(instruction, modifiers, of)?;
         match self.operand(instruction, 0)? {
             Operand::Pair(to, inverse) => {
+                let is_other = |register: &u32| self.register_type(*register) != Type::Pred;
+                if to.iter().chain(inverse).any(is_other) {
+                    return Err(self.wrong("the target has another type"));
+                }
                 if let Some(to) = *to {
                     self.chain(Vec::new(), first, to);
                 }
@@ -615,7 +636,7 @@ impl<'s, 't> Lower<'s, 't> {
                 }
             }
             other => {
-                let to = self.target(other)?;
+                let to = self.target(other, Type::Pred)?;
                 // The result is computed where it is wanted, if nothing else reads it.
                 match (self.program.steps.last_mut(), first) {
                     (Some(step), Slot::Register(register)) if register + 1 == self.registers => {
@@ -636,7 +657,7 @@ impl<'s, 't> Lower<'s, 't> {
         let types = modifiers.types();
         let &[to_type, of] = &types[..] else { return Err(self.unknown(instruction)) };
         let [first, second] = self.comparison(instruction, modifiers, of)?;
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, to_type)?;
         if is_half_pair(of) {
             let function = match to_type {
                 Type::U32 | Type::S32 => alu!(|a: bool, b: bool| halves([a, b], 0xffff)),
@@ -665,7 +686,7 @@ impl<'s, 't> Lower<'s, 't> {
         let Operand::Integer(table) = *self.operand(instruction, 4)? else {
             return Err(self.wrong("the table is no integer"));
         };
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, Type::B32)?;
         let mut inputs = [self.bits(0); 3];
         for (index, input) in inputs.iter_mut().enumerate() {
             *input = self.value(self.operand(instruction, index + 1)?, Type::B32)?;
@@ -677,7 +698,7 @@ impl<'s, 't> Lower<'s, 't> {
     fn insert(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let of = modifiers.one_type()?;
         modifiers.finish()?;
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, of)?;
         let mut inputs = [self.bits(0); 4];
         for (index, input) in inputs.iter_mut().enumerate() {
             let of = if index < 2 { of } else { Type::U32 };
@@ -724,7 +745,7 @@ impl<'s, 't> Lower<'s, 't> {
             [Type::S32, Type::S32] => sums!(i8, i8, i16),
             _ => return Err(modifiers.unknown()),
         };
-        self.apply(instruction, function, [Type::B32; 3])
+        self.apply(instruction, function, [Type::B32; 3], Type::B32)
     }
 
     /// The register of the carry.
@@ -751,7 +772,12 @@ fn halves([low, high]: [bool; 2], bits: u32) -> u32 {
 
 /// The type of the same width without a meaning.
 fn bits_of(of: Type) -> Type {
-    match of.bytes() {
+    bits_of_bytes(of.bytes())
+}
+
+fn bits_of_bytes(bytes: u32) -> Type {
+    match bytes {
+        1 => Type::B8,
         2 => Type::B16,
         4 => Type::B32,
         _ => Type::B64,

@@ -202,7 +202,8 @@ impl<'s, 't> Lower<'s, 't> {
                 None => return Err(modifiers.unknown()),
             };
             self.only_type(modifiers, if vote == Vote::Count { Type::U32 } else { Type::Pred })?;
-            let to = self.target(self.operand(instruction, 0)?)?;
+            let of = if vote == Vote::Count { Type::U32 } else { Type::Pred };
+            let to = self.target(self.operand(instruction, 0)?, of)?;
             let input = operands.next_back().ok_or_else(|| self.wrong("an operand is missing"))?;
             let input = self.value(input, Type::Pred)?;
             operands.next();

@@ -50,7 +50,7 @@ impl<'s, 't> Lower<'s, 't> {
         let (first, second) = (self.operand(instruction, 0)?, self.operand(instruction, 1)?);
         let count = match (modifiers.name, count) {
             ("movmatrix", None) if is_transposed => {
-                let (input, to) = (self.value(second, Type::B32)?, self.target(first)?);
+                let (input, to) = (self.value(second, Type::B32)?, self.target(first, Type::B32)?);
                 return Ok(Matrix::Transpose { to, input });
             }
             ("ldmatrix" | "stmatrix", Some("x1")) => 1,
@@ -226,7 +226,7 @@ impl<'s, 't> Lower<'s, 't> {
         if parts.len() != count {
             return Err(self.wrong(format!("{count} registers are expected")));
         }
-        parts.iter().map(|part| self.target(part)).collect()
+        parts.iter().map(|part| self.wide_target(part)).collect()
     }
 
     fn values(&mut self, operand: &'s Operand<'t>, of: Type, count: usize) -> Result<Box<[Slot]>> {

@@ -102,9 +102,9 @@ impl<'s, 't> Lower<'s, 't> {
                 to.push(None);
                 continue;
             }
-            let register = self.target(part)?;
+            let register = self.wide_target(part)?;
             let width = self.register_type(register).bytes();
-            if width < of.bytes() {
+            if width < of.bytes() || self.register_type(register) == Type::Pred {
                 return Err(self.wrong("the target is too narrow"));
             }
             to.push(Some(register));
@@ -139,7 +139,7 @@ impl<'s, 't> Lower<'s, 't> {
         if parts.len() != len || of == Type::Pred || of == Type::B128 {
             return Err(self.unknown(instruction));
         }
-        let values = parts.iter().map(|part| self.value(part, of)).collect::<Result<_>>()?;
+        let values = parts.iter().map(|part| self.wide_value(part, of)).collect::<Result<_>>()?;
         let mut to = self.access(self.operand(instruction, 0)?, space, of, len as u8)?;
         to.order = order;
         self.push(Op::Store { values, to });
@@ -169,7 +169,7 @@ impl<'s, 't> Lower<'s, 't> {
         at.order = order;
         let to = match first {
             0 => None,
-            _ => Some(self.target(self.operand(instruction, 0)?)?),
+            _ => Some(self.target(self.operand(instruction, 0)?, of)?),
         };
         self.push(Op::Atomic { function, in_shared, to, at, inputs: [b, c] });
         Ok(())
@@ -201,7 +201,7 @@ impl<'s, 't> Lower<'s, 't> {
         }
         for (index, value) in copies.into_iter().enumerate() {
             let to = match targets.get(index) {
-                Some(target) => Some(self.target(target)?),
+                Some(target) => Some(self.target(target, of)?),
                 None => None,
             };
             let offset_bytes = at.offset_bytes.wrapping_add(i64::from(of.bytes()) * index as i64);
@@ -220,7 +220,7 @@ impl<'s, 't> Lower<'s, 't> {
         let space = modifiers.space();
         let of = modifiers.one_type()?;
         modifiers.finish()?;
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, of)?;
         let input = self.value(self.operand(instruction, 1)?, of)?;
         if of.bytes() != 8 {
             return Err(self.unknown(instruction));
@@ -247,7 +247,7 @@ impl<'s, 't> Lower<'s, 't> {
     ) -> Result<()> {
         let space = modifiers.space();
         modifiers.finish()?;
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, Type::Pred)?;
         let input = self.value(self.operand(instruction, 1)?, Type::B64)?;
         let function = match space {
             Space::Shared => alu!(|a: u64| is_in(a, SHARED_WINDOW)),

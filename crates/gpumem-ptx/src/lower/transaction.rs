@@ -40,7 +40,7 @@ impl<'s, 't> Lower<'s, 't> {
         modifiers.finish()?;
         match name {
             "pending_count" => {
-                let to = self.target(self.operand(instruction, 0)?)?;
+                let to = self.target(self.operand(instruction, 0)?, Type::U32)?;
                 let state = self.value(self.operand(instruction, 1)?, Type::B64)?;
                 self.push(Op::Alu { function: alu!(|word: u64| word & COUNT), to, inputs: [state; 3] });
             }
@@ -55,7 +55,7 @@ impl<'s, 't> Lower<'s, 't> {
                 self.push(Op::Store { values: [word].into(), to });
             }
             "test_wait" | "try_wait" => {
-                let to = self.target(self.operand(instruction, 0)?)?;
+                let to = self.target(self.operand(instruction, 0)?, Type::Pred)?;
                 let mut from = self.shared_access(self.operand(instruction, 1)?, is_generic, Type::B64)?;
                 let of = if is_parity { Type::U32 } else { Type::B64 };
                 let phase = self.value(self.operand(instruction, 2)?, of)?;
@@ -85,7 +85,7 @@ impl<'s, 't> Lower<'s, 't> {
         let mut operands = &instruction.operands[..];
         let mut to = None;
         if is_arrival && !matches!(operands.first(), Some(Operand::Address(..))) {
-            to = Some(self.target(self.operand(instruction, 0)?)?);
+            to = Some(self.target(self.operand(instruction, 0)?, Type::B64)?);
             operands = &operands[1..];
         }
         let [address, rest @ ..] = operands else { return Err(self.wrong("an operand is missing")) };

@@ -20,13 +20,13 @@ impl<'s, 't> Lower<'s, 't> {
             "elect" => {
                 modifiers.take("sync");
                 modifiers.finish()?;
-                let (to, is_elected) = self.pair(self.operand(instruction, 0)?);
+                let (to, is_elected) = self.pair(self.operand(instruction, 0)?, Type::B32)?;
                 let mask = self.value(self.operand(instruction, 1)?, Type::B32)?;
                 self.push(Op::Elect { to, is_elected, mask });
             }
             "activemask" => {
                 self.only_type(&mut modifiers, Type::B32)?;
-                let to = self.target(self.operand(instruction, 0)?)?;
+                let to = self.target(self.operand(instruction, 0)?, Type::B32)?;
                 self.push(Op::ActiveMask { to });
             }
             _ => return Ok(false),
@@ -34,13 +34,19 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(true)
     }
 
-    /// The two registers of `d|p`.
-    fn pair(&self, operand: &Operand<'t>) -> (Option<u32>, Option<u32>) {
-        match operand {
+    /// The two registers of `d|p`, of which the second is a predicate.
+    fn pair(&self, operand: &Operand<'t>, of: Type) -> Result<(Option<u32>, Option<u32>)> {
+        let (first, second) = match operand {
             Operand::Pair(first, second) => (*first, *second),
             Operand::Register(register) => (Some(*register), None),
             _ => (None, None),
+        };
+        for (register, of) in [(first, of), (second, Type::Pred)] {
+            if register.is_some_and(|register| !of.is_of_register(self.register_type(register))) {
+                return Err(self.wrong("the target has another type"));
+            }
         }
+        Ok((first, second))
     }
 
     /// Checks that this type is the last modifier.
@@ -74,7 +80,7 @@ impl<'s, 't> Lower<'s, 't> {
             None => return Err(modifiers.unknown()),
         };
         self.only_type(modifiers, Type::B32)?;
-        let (to, is_valid) = self.pair(self.operand(instruction, 0)?);
+        let (to, is_valid) = self.pair(self.operand(instruction, 0)?, Type::B32)?;
         let to = to.unwrap_or_else(|| self.temporary());
         let input = self.value(self.operand(instruction, 1)?, Type::B32)?;
         let lane = self.value(self.operand(instruction, 2)?, Type::B32)?;
@@ -93,8 +99,9 @@ impl<'s, 't> Lower<'s, 't> {
             Some(_) => Vote::Ballot,
             None => return Err(modifiers.unknown()),
         };
-        self.only_type(modifiers, if kind == Vote::Ballot { Type::B32 } else { Type::Pred })?;
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let of = if kind == Vote::Ballot { Type::B32 } else { Type::Pred };
+        self.only_type(modifiers, of)?;
+        let to = self.target(self.operand(instruction, 0)?, of)?;
         let input = self.value(self.operand(instruction, 1)?, Type::Pred)?;
         let mask = self.mask(instruction, 2, is_sync)?;
         self.push(Op::Vote { kind, to, input, mask });
@@ -110,7 +117,7 @@ impl<'s, 't> Lower<'s, 't> {
         let kind = modifiers.take_one(&["any", "all"]).ok_or_else(|| modifiers.unknown())?;
         let of = modifiers.one_type()?;
         modifiers.finish()?;
-        let (to, is_equal) = self.pair(self.operand(instruction, 0)?);
+        let (to, is_equal) = self.pair(self.operand(instruction, 0)?, Type::B32)?;
         let input = self.value(self.operand(instruction, 1)?, of)?;
         let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
         if kind == "all" {
@@ -138,7 +145,7 @@ impl<'s, 't> Lower<'s, 't> {
             (Some("xor"), Type::B32) => |a, b| a ^ b,
             _ => return Err(modifiers.unknown()),
         };
-        let to = self.target(self.operand(instruction, 0)?)?;
+        let to = self.target(self.operand(instruction, 0)?, of)?;
         let input = self.value(self.operand(instruction, 1)?, of)?;
         let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
         self.push(Op::Reduce { function, to, input, mask });

@@ -57,7 +57,10 @@ fn errors_have_their_places() {
         (".entry k() { ret; }\n.entry k() { ret; }", "line 4, column 1: `k` is defined twice"),
         (".global .u32 g;\n.global .u32 g;", "line 4, column 14: `g` is defined twice"),
         (".entry k() { .reg .b32 a;\nmov.u32 a, %b; }", "line 4, column 1: `%b` is not declared"),
-        (".entry k() { .reg .b32 a, b;\nmov.u32 a, b+1; }", "line 4, column 1: `b` is not declared"),
+        (
+            ".entry k() { .reg .b32 a; .reg .pred b;\nmov.u32 a, b+1; }",
+            "line 4, column 1: a register of this operand has another type",
+        ),
         (".entry k() { .reg .b32 a;\nmov.u32 a, 1/0; }", "line 4, column 14: a constant is divided by zero"),
         (".global .u32 g[2][2] =\n{{1, 2, 3}, {4}};", "line 4, column 2: more initial values than elements"),
     ] {
@@ -65,6 +68,74 @@ fn errors_have_their_places() {
     }
     let newer = Module::parse(".version 99.1\n.target sm_80").unwrap_err();
     assert!(matches!(newer.what, PtxProblem::Version { stated: (99, 1), .. }));
+}
+
+/// The sum is that of NVIDIA's assembler.
+#[test]
+fn registers_plus_constants() {
+    let lines = "mov.u32 %r0, 0xfffffff0; mov.u32 %r1, %r0+0x22; st.global.u32 [%rd0], %r1; add.u32 %r1, %r0+16, %r0+-1;\n\
+                 st.global.u32 [%rd0+4], %r1; st.global.u32 [%rd0+8], %r1+1;";
+    assert_eq!(run(lines, 1, 3).unwrap(), [0x12, 0xffff_ffef, 0xffff_fff0]);
+}
+
+/// As NVIDIA's assembler: a register has the size of the instruction's type, and none is a fraction where an integer is meant.
+#[test]
+fn registers_of_other_types_are_refused() {
+    for line in [
+        "add.u32 %rd1, %r1, %r2",
+        "add.u32 %h1, %r1, %r2",
+        "add.u32 %f1, %r1, %r2",
+        "add.u32 %p1, %r1, %r2",
+        "mov.u32 %r1, %rd1",
+        "mov.u32 %rd1, %r1",
+        "add.u32 %r1, %rd1, %r2",
+        "add.f32 %f1, %d1, %f2",
+        "mul.wide.u32 %r1, %r1, %r2",
+        "mul.lo.u64 %rd1, %r1, %rd2",
+        "popc.b64 %rd1, %rd2",
+        "setp.lt.u32 %r1, %r2, %r3",
+        "setp.lt.u32 %p1|%r1, %r2, %r3",
+        "setp.lt.u32 %p1, %r2, %rd3",
+        "selp.b32 %r1, %r2, %rd3, %p1",
+        "shl.b32 %r1, %r2, %rd3",
+        "cvt.u64.u32 %r1, %r2",
+        "cvt.u8.u32 %p1, %r2",
+        "mov.b32 {%r1, %r2}, %r3",
+        "mov.b64 %rd1, {%h1, %r2}",
+        "atom.global.add.u32 %rd1, [%rd0], %r2",
+        "atom.global.add.u32 %r1, [%rd0], %rd2",
+        "ld.global.u32 %h1, [%rd0]",
+        "ld.global.u8 %p1, [%rd0]",
+        "ld.global.u32 %r1, [%f1]",
+        "ld.global.u32 %r1, [%p1]",
+        "shfl.sync.idx.b32 %rd1, %r2, 0, 31, -1",
+        "shfl.sync.idx.b32 %r1|%r2, %r2, 0, 31, -1",
+        "vote.sync.ballot.b32 %p1, %p2, -1",
+        "bar.red.popc.u32 %p1, 0, %p2",
+        "mov.u32 %r1, 1.5",
+        "mov.f32 %f1, 3",
+        "add.f64 %d1, %d2, 1",
+    ] {
+        let text = format!(".version 8.0\n.target sm_80\n{}", kernel(&format!("{line};")));
+        let problem = Module::parse(&text).map(|_| ()).expect_err(line);
+        assert!(matches!(problem.what, PtxProblem::Syntax(_)), "{line}: {problem}");
+        assert_eq!(problem.line, 7, "{line}: {problem}");
+    }
+    for line in [
+        "add.f32 %r1, %f1, %r2",
+        "mov.b32 %r1, %f1",
+        "mov.f32 %f1, %r1",
+        "ld.global.u8 %rd1, [%rd0]",
+        "st.global.u8 [%rd0], %r1",
+        "cvt.u8.u32 %rd1, %rd2",
+        "selp.f32 %f1, %r1, 0f00000000, %p1",
+        "mov.b32 %r1, 0f3F800000",
+        "atom.global.exch.b32 %f1, [%rd0], %f2",
+        "shfl.sync.idx.b32 %f1|%p1, %f2, 0, 31, -1",
+        "mov.u64 %rd1, out",
+    ] {
+        module(&kernel(&format!("{line};")));
+    }
 }
 
 /// The values are those of NVIDIA's assembler.
