@@ -162,7 +162,7 @@ impl<'s, 't> Lower<'s, 't> {
         mut modifiers: Modifiers<'s, 't>,
         (of, is_flushing, is_saturating): (Type, bool, bool),
     ) -> Result<bool> {
-        let rounding = modifiers.rounding().unwrap_or(Rounding::Near);
+        let rounding = modifiers.rounding();
         let mut full = modifiers.name.to_string();
         for (part, suffix) in
             [("approx", ".approx"), ("full", ".full"), ("NaN", ".nan"), ("xorsign", ".xorsign")]
@@ -172,6 +172,11 @@ impl<'s, 't> Lower<'s, 't> {
             }
         }
         let _ = full.ends_with(".xorsign") && modifiers.take("abs");
+        // The suffix of a function that is not exact is enough.
+        if rounding.is_none() && matches!(&*full, "fma" | "mad" | "div" | "sqrt" | "rcp") {
+            return Err(self.wrong(format!("`{}` needs a rounding", modifiers.name)));
+        }
+        let rounding = rounding.unwrap_or(Rounding::Near);
         let is_positive = modifiers.name == "fma" && modifiers.take("relu");
         modifiers.finish()?;
         if full == "selp" {
@@ -579,6 +584,9 @@ impl<'s, 't> Lower<'s, 't> {
             }
         }
         let is_pair = is_half_pair(of);
+        if is_flushing && !is_pair && !matches!(of, Type::F16 | Type::Bf16 | Type::F32) {
+            return Err(modifiers.unknown());
+        }
         let element = match of {
             Type::F16x2 => Type::F16,
             Type::Bf16x2 => Type::Bf16,

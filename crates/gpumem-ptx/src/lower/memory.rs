@@ -154,6 +154,9 @@ impl<'s, 't> Lower<'s, 't> {
         let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
         let name = modifiers.take_one(&names).ok_or_else(|| modifiers.unknown())?;
         modifiers.finish()?;
+        if modifiers.name == "red" && matches!(name, "exch" | "cas") {
+            return Err(modifiers.unknown());
+        }
         let function = |space| atomic_function(name, of, space).ok_or_else(|| modifiers.unknown());
         let (function, in_shared) = (function(Space::Global)?, function(Space::Shared)?);
         let first = usize::from(modifiers.name == "atom");
@@ -363,7 +366,7 @@ fn atomic_function(name: &str, of: Type, space: Space) -> Option<fn(u64, u64, u6
         ("or", Type::B32 | Type::B64) => |old, b, _| old | b,
         ("xor", Type::B32 | Type::B64) => |old, b, _| old ^ b,
         ("add", Type::U32 | Type::S32) => |old, b, _| u64::from((old as u32).wrapping_add(b as u32)),
-        ("add", Type::U64 | Type::S64) => |old, b, _| old.wrapping_add(b),
+        ("add", Type::U64) => |old, b, _| old.wrapping_add(b),
         ("min", Type::U32 | Type::U64) => |old, b, _| old.min(b),
         ("max", Type::U32 | Type::U64) => |old, b, _| old.max(b),
         ("min", Type::S32) => |old, b, _| (old as i32).min(b as i32) as u32 as u64,

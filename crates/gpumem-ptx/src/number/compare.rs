@@ -6,6 +6,13 @@ use ::half::{bf16, f16};
 
 /// A comparison by its name, such as `lt` or `ltu`: the second is true too if a number is NaN.
 pub(crate) fn choose(name: &str, of: Type) -> Option<Alu> {
+    let is_of_unsigned = matches!(name, "lo" | "ls" | "hi" | "hs");
+    let is_of_bits = matches!(name, "eq" | "ne");
+    match of {
+        Type::B16 | Type::B32 | Type::B64 if !is_of_bits => return None,
+        Type::S16 | Type::S32 | Type::S64 if is_of_unsigned => return None,
+        _ => {}
+    }
     macro_rules! ordered {
         ($value:ty) => {
             match name {

@@ -16,6 +16,7 @@ pub(crate) fn chain(
     is_saturating: bool,
 ) -> Option<Vec<Alu>> {
     match (from.is_float(), to.is_float()) {
+        (false, false) if rounding.is_some() => None,
         (false, false) => integer_to_integer(from, to, is_saturating),
         (false, true) => {
             let mut chain = vec![widened(from)?, from_integer(from.is_signed(), to, rounding?)?];
@@ -221,6 +222,14 @@ fn to_integer(to: Type, is_wide: bool) -> Option<Alu> {
 }
 
 fn float_to_float(from: Type, to: Type, rounding: Option<Rounding>) -> Option<Vec<Alu>> {
+    // A rounding is stated if and only if there is something to round.
+    let is_exact = matches!(
+        (from, to),
+        (Type::F16 | Type::Bf16, Type::F32) | (Type::F16 | Type::Bf16 | Type::F32, Type::F64)
+    );
+    if from != to && is_exact != rounding.is_none() {
+        return None;
+    }
     let near = rounding.unwrap_or(Rounding::Near);
     Some(match (from, to) {
         // Of equal types, the rounding is one to integers.

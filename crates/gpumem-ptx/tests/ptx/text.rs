@@ -112,6 +112,10 @@ fn registers_of_other_types_are_refused() {
         "shfl.sync.idx.b32 %r1|%r2, %r2, 0, 31, -1",
         "vote.sync.ballot.b32 %p1, %p2, -1",
         "bar.red.popc.u32 %p1, 0, %p2",
+        "fma.f32 %f1, %f2, %f3, %f4",
+        "div.f32 %f1, %f2, %f3",
+        "sqrt.f64 %d1, %d2",
+        "mad.f32 %f1, %f2, %f3, %f4",
         "mov.u32 %r1, 1.5",
         "mov.f32 %f1, 3",
         "add.f64 %d1, %d2, 1",
@@ -278,6 +282,17 @@ fn modifiers_and_types_that_an_instruction_does_not_have_are_refused() {
         "vote.sync.all.b32 %r0, %p1, -1;",
         "activemask.b64 %rd0;",
         "bar.red.popc.pred %p0, 0, %p1;",
+        "setp.lt.b32 %p0, %r0, %r1;",
+        "setp.lo.s32 %p0, %r0, %r1;",
+        "setp.lt.ftz.u32 %p0, %r0, %r1;",
+        "atom.global.add.s64 %rd1, [%rd0], %rd2;",
+        "red.global.exch.b32 [%rd0], %r0;",
+        "red.global.cas.b32 [%rd0], %r0, %r1;",
+        "cvt.rn.f64.f32 %d0, %f0;",
+        "cvt.f32.f64 %f0, %d0;",
+        "cvt.rn.s32.s64 %r0, %rd0;",
+        "cvt.f32.s32 %f0, %r0;",
+        "cvt.s32.f32 %r0, %f0;",
     ] {
         let found = error(line).unwrap_or_else(|| panic!("{line}"));
         assert!(found.contains(line.split([' ', ';']).next().unwrap()), "{line}: {found}");
