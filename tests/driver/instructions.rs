@@ -41,7 +41,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
         "`fma.rn.oob`, `cvt.rs`, and what needs `sm_100`: pairs of `f32`, sums of mixed types, minima of three",
         "fma.rn.oob.f16 %h0, %h1, %h2, %h3",
     ),
-    ("variables with attributes (`.managed`)", ""),
+    ("variables with attributes (`.managed`), global variables inside of functions, `array[%r]`", ""),
     ("machine code", ""),
 ];
 

@@ -222,12 +222,8 @@ fn to_integer(to: Type, is_wide: bool) -> Option<Alu> {
 }
 
 fn float_to_float(from: Type, to: Type, rounding: Option<Rounding>) -> Option<Vec<Alu>> {
-    // A rounding is stated if and only if there is something to round.
-    let is_exact = matches!(
-        (from, to),
-        (Type::F16 | Type::Bf16, Type::F32) | (Type::F16 | Type::Bf16 | Type::F32, Type::F64)
-    );
-    if from != to && is_exact != rounding.is_none() {
+    let is_narrower = from != to && to.bytes() < from.bytes();
+    if is_narrower && rounding.is_none() || to == Type::F64 && from != to && rounding.is_some() {
         return None;
     }
     let near = rounding.unwrap_or(Rounding::Near);
