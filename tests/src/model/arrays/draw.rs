@@ -2,7 +2,10 @@
 //!
 //! The strategies and their order determine the meaning of a seed: a change here changes the program of every recorded seed.
 
-use super::operation::{Arithmetic, Case, End, How, Node, Numbers, On, Operation, Owned, Place, Right, Work};
+use super::operation::{
+    Arithmetic, AxisIndices, Case, End, Formula, How, Node, Numbers, On, Operation, Owned, Place, Reduction,
+    Right, Work,
+};
 use super::views::{Look, Turn};
 use crate::model::operation::Pick;
 use proptest::collection::vec;
@@ -13,11 +16,82 @@ use proptest::prelude::*;
 pub(super) fn case() -> impl Strategy<Value = Case> {
     let numbers = prop_oneof![Just(Numbers::Words), Just(Numbers::Floats)];
     let machine = (any::<u64>().no_shrink(), prop_oneof![3 => Just(true), 1 => Just(false)], numbers);
-    (machine, vec(created(), 1..=4), vec(operation(), 1..=40)).prop_map(|(machine, mut operations, more)| {
-        let (sim_seed, has_link, numbers) = machine;
-        operations.extend(more);
-        Case { sim_seed, has_link, numbers, operations }
-    })
+    // Drawn last, so that the other operations of a recorded seed stay what they were.
+    let calculations = vec((any::<usize>(), calculation()), 0..=16);
+    (machine, vec(created(), 1..=4), vec(operation(), 1..=40), calculations).prop_map(
+        |(machine, mut operations, more, calculations)| {
+            let (sim_seed, has_link, numbers) = machine;
+            let first = operations.len();
+            operations.extend(more);
+            for (place, calculation) in calculations {
+                operations.insert(first + place % (operations.len() - first + 1), calculation);
+            }
+            Case { sim_seed, has_link, numbers, operations }
+        },
+    )
+}
+
+/// Expressions and what is calculated from them, in programs, graphs and on parts of arrays.
+fn calculation() -> impl Strategy<Value = Operation> {
+    let work = || {
+        prop_oneof![
+            4 => (formula(), look()).prop_map(|(formula, source)| Work::Express(formula, source)),
+            4 => (formula(), look()).prop_map(|(formula, source)| Work::Update(formula, source)),
+            1 => (prop_oneof![Just(Arithmetic::Div), Just(Arithmetic::Rem)], right())
+                .prop_map(|(operation, right)| Work::Calculate(operation, right)),
+            1 => work(),
+        ]
+    };
+    let node = (written(), work()).prop_map(|(target, work)| Node { target, work });
+    let steps = vec((any::<bool>(), on(), work()), 1..6);
+    let reduction = prop_oneof![
+        Just(Reduction::Sum),
+        Just(Reduction::Max),
+        Just(Reduction::Min),
+        Just(Reduction::ArgMax),
+        Just(Reduction::ArgMin),
+        Just(Reduction::Any),
+        Just(Reduction::All),
+        Just(Reduction::Count),
+    ];
+    prop_oneof![
+        6 => (look(), look(), formula(), on())
+            .prop_map(|(left, right, formula, on)| Operation::Express { left, right, formula, on }),
+        8 => (written(), work(), on()).prop_map(|(target, work, on)| Operation::Write { target, work, on }),
+        2 => (pick(), pick(), vec(turn(), 0..3), formula(), on()).prop_map(
+            |(first, second, turns, formula, on)| Operation::UpdateTwo { first, second, turns, formula, on }
+        ),
+        4 => (look(), look(), any::<i8>(), reduction, weighted(0.6, any::<usize>()), on()).prop_map(
+            |(left, right, number, reduction, axis, on)| {
+                Operation::Reduce { left, right, number, reduction, axis, on }
+            }
+        ),
+        3 => (look(), indices(), on()).prop_map(|(source, indices, on)| Operation::Select { source, indices, on }),
+        3 => (written(), look(), indices(), on())
+            .prop_map(|(target, source, indices, on)| Operation::ScatterAdd { target, source, indices, on }),
+        2 => (look(), any::<usize>(), any::<i8>(), on())
+            .prop_map(|(source, axis, number, on)| Operation::Choose { source, axis, number, on }),
+        2 => (look(), look(), on()).prop_map(|(left, right, on)| Operation::Matrices { left, right, on }),
+        2 => (on(), vec(node, 1..4))
+            .prop_map(|(on, nodes)| Operation::Capture { on, nodes, numbers: Vec::new(), out: None }),
+        3 => (pick(), on(), on()).prop_map(|(graph, on, reader)| {
+            Operation::Launch { graph, on, set: None, reader, is_kept: false }
+        }),
+        2 => (pick(), 0_usize..3, any::<usize>(), any::<bool>(), steps, any::<bool>()).prop_map(
+            |(array, axis, at, interleaves, steps, threads)| {
+                Operation::Halves { array, axis, at, interleaves, steps, threads }
+            }
+        ),
+    ]
+}
+
+fn formula() -> impl Strategy<Value = Formula> {
+    any::<(u8, i8)>().prop_map(|(row, number)| Formula { row, number })
+}
+
+fn indices() -> impl Strategy<Value = AxisIndices> {
+    (any::<usize>(), vec(any::<u8>(), 0..20), any::<bool>())
+        .prop_map(|(axis, indices, on_device)| AxisIndices { axis, indices, on_device })
 }
 
 fn operation() -> impl Strategy<Value = Operation> {

@@ -6,6 +6,7 @@
 
 mod coverage;
 mod draw;
+mod expressions;
 mod graphs;
 mod host;
 mod operation;

@@ -3,7 +3,7 @@
 //! Objects are named by [`Pick`]s, and numbers are taken relative to the shapes that they meet. So any list of operations is a valid
 //! program, whichever operations shrinking removes.
 
-use super::views::Look;
+use super::views::{Look, Turn};
 use crate::model::operation::Pick;
 
 /// A program, and the machine that it runs on.
@@ -75,6 +75,42 @@ pub enum Arithmetic {
     Add,
     Sub,
     Mul,
+    Div,
+    Rem,
+}
+
+/// An expression of two arrays and a number: one of the rows of `formulas!`.
+#[derive(Clone, Copy, Debug)]
+pub struct Formula {
+    /// The row.
+    pub row: u8,
+    /// The number.
+    pub number: i8,
+}
+
+/// A reduction of all elements, or along an axis.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Reduction {
+    Sum,
+    Max,
+    Min,
+    ArgMax,
+    ArgMin,
+    Any,
+    All,
+    Count,
+}
+
+/// Indices on an axis, taken relative to its length.
+#[derive(Clone, Debug)]
+pub struct AxisIndices {
+    /// The axis.
+    pub axis: usize,
+    /// The indices.
+    pub indices: Vec<u8>,
+    /// True for an array on the device, which may have indices outside of the axis.
+    pub on_device: bool,
 }
 
 /// The other side of an arithmetic operation.
@@ -99,6 +135,10 @@ pub enum Work {
     Number(Arithmetic, Pick),
     /// Copies a view.
     Assign(Look),
+    /// Calculates an expression of a view into it.
+    Express(Formula, Look),
+    /// Replaces it by an expression of itself and a view.
+    Update(Formula, Look),
 }
 
 /// One step of a capture.
@@ -167,6 +207,49 @@ pub enum Operation {
         is_kept: bool,
     },
     Product {
+        left: Look,
+        right: Look,
+        on: On,
+    },
+    Express {
+        left: Look,
+        right: Look,
+        formula: Formula,
+        on: On,
+    },
+    UpdateTwo {
+        first: Pick,
+        second: Pick,
+        turns: Vec<Turn>,
+        formula: Formula,
+        on: On,
+    },
+    Reduce {
+        left: Look,
+        right: Look,
+        number: i8,
+        reduction: Reduction,
+        axis: Option<usize>,
+        on: On,
+    },
+    Select {
+        source: Look,
+        indices: AxisIndices,
+        on: On,
+    },
+    ScatterAdd {
+        target: Look,
+        source: Look,
+        indices: AxisIndices,
+        on: On,
+    },
+    Choose {
+        source: Look,
+        axis: usize,
+        number: i8,
+        on: On,
+    },
+    Matrices {
         left: Look,
         right: Look,
         on: On,
@@ -303,6 +386,13 @@ impl Operation {
             Self::Own { .. } => "own",
             Self::Sum { .. } => "sum",
             Self::Product { .. } => "product",
+            Self::Express { .. } => "express",
+            Self::UpdateTwo { .. } => "update two",
+            Self::Reduce { .. } => "reduce",
+            Self::Select { .. } => "select",
+            Self::ScatterAdd { .. } => "scatter add",
+            Self::Choose { .. } => "choose",
+            Self::Matrices { .. } => "matrices",
             Self::Join { .. } => "join",
             Self::Resize { .. } => "resize",
             Self::Append { .. } => "append",
@@ -334,8 +424,9 @@ impl Operation {
 
 /// The names of all operations.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 32] = [
-    "new", "calculate", "write", "copy", "own", "sum", "product", "join", "resize", "append", "extend", "upload", "check", "host read",
+pub(super) const NAMES: [&str; 39] = [
+    "new", "calculate", "write", "copy", "own", "sum", "product", "express", "update two", "reduce", "select",
+    "scatter add", "choose", "matrices", "join", "resize", "append", "extend", "upload", "check", "host read",
     "host write", "lend", "swap", "registered", "halves", "share", "start upload", "start download", "end transfer", "capture", "update",
     "launch", "drop graph", "move", "block", "dlpack", "drop", "synchronize",
 ];

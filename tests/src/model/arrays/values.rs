@@ -3,15 +3,21 @@
 use super::operation::Arithmetic;
 use crate::array::dlpack::DlpackElement;
 use crate::array::ndarray::{ArrayD, IxDyn, Zip};
-use crate::array::{ArrayError, GpuArray, Numeric, Place, Random, Rng};
+use crate::array::{ArrayError, Comparable, GpuArray, Numeric, Place, Random, Rng};
 use std::fmt::Debug;
 
 /// An element type of programs.
-pub(super) trait Value: Numeric + Random + DlpackElement + Debug {
+pub(super) trait Value: Numeric + Comparable + Random + DlpackElement + Debug {
     fn of(number: i8) -> Self;
     /// A value whose bytes are all equal.
     fn of_byte(byte: u8) -> Self;
     fn calculate(operation: Arithmetic, left: Self, right: Self) -> Self;
+    fn opposite(self) -> Self;
+    fn magnitude(self) -> Self;
+    /// The larger one. NaN is passed over, and the zero without a sign is the larger one.
+    fn larger(self, other: Self) -> Self;
+    /// To 32 bits and back.
+    fn through_word(self) -> Self;
     /// True if the values are equal to the last bit, or both are not a number.
     fn is_same(self, other: Self) -> bool;
     /// True if `sum` is the sum of the terms in some order.
@@ -40,7 +46,27 @@ impl Value for i32 {
             Arithmetic::Add => left.wrapping_add(right),
             Arithmetic::Sub => left.wrapping_sub(right),
             Arithmetic::Mul => left.wrapping_mul(right),
+            Arithmetic::Div if right == 0 => 0,
+            Arithmetic::Div => left.wrapping_div(right),
+            Arithmetic::Rem if right == 0 => 0,
+            Arithmetic::Rem => left.wrapping_rem(right),
         }
+    }
+
+    fn opposite(self) -> Self {
+        self.wrapping_neg()
+    }
+
+    fn magnitude(self) -> Self {
+        self.wrapping_abs()
+    }
+
+    fn larger(self, other: Self) -> Self {
+        self.max(other)
+    }
+
+    fn through_word(self) -> Self {
+        self
     }
 
     fn is_same(self, other: Self) -> bool {
@@ -79,7 +105,30 @@ impl Value for f64 {
             Arithmetic::Add => left + right,
             Arithmetic::Sub => left - right,
             Arithmetic::Mul => left * right,
+            Arithmetic::Div => left / right,
+            Arithmetic::Rem => left % right,
         }
+    }
+
+    fn opposite(self) -> Self {
+        -self
+    }
+
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+
+    fn larger(self, other: Self) -> Self {
+        match (self.is_nan(), other.is_nan()) {
+            (true, _) => other,
+            (false, true) => self,
+            (false, false) if self.total_cmp(&other).is_gt() => self,
+            (false, false) => other,
+        }
+    }
+
+    fn through_word(self) -> Self {
+        (self as i32).into()
     }
 
     fn is_same(self, other: Self) -> bool {

@@ -1,6 +1,7 @@
 //! Runs a program on two devices beside its twin, and writes a transcript.
 
 use super::coverage::ArrayCoverage;
+use super::expressions::{assign_formula, formula_of_twin, update_formula};
 use super::graphs::Built;
 use super::operation::{Arithmetic, Case, How, On, Operation, Place, Right, Work};
 use super::transfers::Transfer;
@@ -190,6 +191,19 @@ impl<'a, T: Value> World<'a, T> {
             Operation::Own { source, on } => self.own(source, *on),
             Operation::Sum { source, on, reader, is_kept } => self.sum(source, *on, *reader, *is_kept),
             Operation::Product { left, right, on } => self.product(left, right, *on),
+            Operation::Express { left, right, formula, on } => self.express(left, right, *formula, *on),
+            Operation::UpdateTwo { first, second, turns, formula, on } => {
+                self.update_two([*first, *second], turns, *formula, *on)
+            }
+            Operation::Reduce { left, right, number, reduction, axis, on } => {
+                self.reduce((left, right, *number), *reduction, *axis, *on)
+            }
+            Operation::Select { source, indices, on } => self.select(source, indices, *on),
+            Operation::ScatterAdd { target, source, indices, on } => {
+                self.scatter_add(target, source, indices, *on)
+            }
+            Operation::Choose { source, axis, number, on } => self.choose(source, *axis, *number, *on),
+            Operation::Matrices { left, right, on } => self.matrices(left, right, *on),
             Operation::Join { parts, axis, stacks } => self.join(parts, *axis, *stacks),
             Operation::Resize { array, len, value } => self.resize(*array, *len, *value),
             Operation::Append { array, other } => self.append(*array, other),
@@ -422,6 +436,8 @@ impl<'a, T: Value> World<'a, T> {
             }
             Work::Number(operation, number) => format!("{operation:?}Assign number {}", number.0),
             Work::Assign(look) => format!("assign {}", name(look)),
+            Work::Express(formula, look) => format!("assign_expr {formula:?} of {}", name(look)),
+            Work::Update(formula, look) => format!("update {formula:?} with {}", name(look)),
         }
     }
 
@@ -844,9 +860,11 @@ impl Work {
     /// The array that it reads.
     pub(super) fn source(&self) -> Option<&Look> {
         match self {
-            Self::Calculate(_, Right::Array(look)) | Self::Temporary(_, look, _) | Self::Assign(look) => {
-                Some(look)
-            }
+            Self::Calculate(_, Right::Array(look))
+            | Self::Temporary(_, look, _)
+            | Self::Assign(look)
+            | Self::Express(_, look)
+            | Self::Update(_, look) => Some(look),
             _ => None,
         }
     }
@@ -892,6 +910,8 @@ pub(super) fn write_view<T: Value>(
         }
         (Work::Number(operation, _), _) => in_place_with_number(*operation, &mut target),
         (Work::Assign(_), Some(source)) => target.assign(source),
+        (Work::Express(formula, _), Some(source)) => assign_formula(&mut target, *formula, source),
+        (Work::Update(formula, _), Some(source)) => update_formula(&mut target, *formula, source),
         (_, None) => Ok(()),
     }
 }
@@ -920,6 +940,14 @@ pub(super) fn write_twin_view<T: Value>(
     number: T,
 ) -> Result<(), String> {
     let scalar = |value: T| arr0(value).into_dyn();
+    if let (Work::Express(formula, _) | Work::Update(formula, _), Some(source)) = (work, source) {
+        let source = source.broadcast(target.raw_dim()).ok_or("the twin cannot repeat these elements")?;
+        let is_update = matches!(work, Work::Update(..));
+        ndarray::Zip::from(&mut target).and(&source).for_each(|target, source| {
+            *target = formula_of_twin(*formula, if is_update { *target } else { *source }, *source);
+        });
+        return Ok(());
+    }
     let (operation, right) = match (work, source) {
         (Work::Fill(value), _) => {
             target.fill(T::of(*value));
@@ -932,7 +960,7 @@ pub(super) fn write_twin_view<T: Value>(
         }
         (Work::Calculate(operation, _), Some(source)) => (Some(*operation), source.clone()),
         (Work::Assign(_), Some(source)) => (None, source.clone()),
-        (_, None) => return Ok(()),
+        (Work::Express(..) | Work::Update(..), _) | (_, None) => return Ok(()),
     };
     let right = right.broadcast(target.raw_dim()).ok_or("the twin cannot repeat these elements")?;
     ndarray::Zip::from(&mut target).and(&right).for_each(|target, right| {
@@ -956,6 +984,8 @@ where
         Arithmetic::Add => target.try_add_assign(right),
         Arithmetic::Sub => target.try_sub_assign(right),
         Arithmetic::Mul => target.try_mul_assign(right),
+        Arithmetic::Div => target.try_div_assign(right),
+        Arithmetic::Rem => target.try_rem_assign(right),
     }
 }
 
@@ -972,6 +1002,8 @@ where
         Arithmetic::Add => left.try_add(right),
         Arithmetic::Sub => left.try_sub(right),
         Arithmetic::Mul => left.try_mul(right),
+        Arithmetic::Div => left.try_div(right),
+        Arithmetic::Rem => left.try_rem(right),
     }
 }
 
