@@ -1,10 +1,10 @@
-//! Reductions of arrays: sums, products, means, variances. Results stay on the device, as arrays.
+//! Reductions of arrays: sums, products, means, variances, extremes. Results stay on the device, as arrays.
 
 use crate::array::{GpuArray, readers};
 use crate::error::ArrayError;
 use crate::expression::node::Elements;
 use crate::expression::reduce::sum;
-use crate::expression::{Arithmetic, Real};
+use crate::expression::{Arithmetic, Comparable, Real};
 use ndarray::{Axis, Dimension, Ix0};
 
 readers! {
@@ -36,7 +36,7 @@ readers! {
 }
 
 macro_rules! eager {
-    ($bound:ident; $($all:ident $along:ident $what:literal $(, $ddof:ident)?;)*) => {
+    ($bound:ident where $condition:tt -> $out:ty; $($all:ident $along:ident $what:literal $(, $ddof:ident)?;)*) => {
         readers! {
             $bound;
 
@@ -49,14 +49,15 @@ macro_rules! eager {
                 /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
                 /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-                pub fn $all(view $(, $ddof: f64)?) -> Result<GpuArray<T, Ix0>, ArrayError> {
+                pub fn $all(view $(, $ddof: f64)?) -> Result<GpuArray<$out, Ix0>, ArrayError>
+                where $condition {
                     view.lazy().$all($($ddof)?)
                 }
             )*
         }
-        eager!(@along $bound; $($along $what $(, $ddof)?;)*);
+        eager!(@along $bound where $condition -> $out; $($along $what $(, $ddof)?;)*);
     };
-    (@along $bound:ident; $($along:ident $what:literal $(, $ddof:ident)?;)*) => {
+    (@along $bound:ident where $condition:tt -> $out:ty; $($along:ident $what:literal $(, $ddof:ident)?;)*) => {
         readers! {
             $bound;
 
@@ -70,7 +71,8 @@ macro_rules! eager {
                 /// - [`ArrayError::NoPeerAccess`] if the view is on another device than the operation, without a link to it.
                 /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-                pub fn $along(view, axis: Axis $(, $ddof: f64)?) -> Result<GpuArray<T, D::Smaller>, ArrayError> {
+                pub fn $along(view, axis: Axis $(, $ddof: f64)?) -> Result<GpuArray<$out, D::Smaller>, ArrayError>
+                where $condition {
                     view.lazy().$along(axis $(, $ddof)?)
                 }
             )*
@@ -79,16 +81,27 @@ macro_rules! eager {
 }
 
 eager! {
-    Real;
+    Real where () -> T;
     mean mean_axis "The mean";
     var var_axis "The variance", ddof;
     std std_axis "The standard deviation", ddof;
+    norm norm_axis "The Euclidean norm";
 }
 eager! {
-    Arithmetic;
+    Arithmetic where () -> T;
     product product_axis "The product";
 }
 eager! {
-    @along Arithmetic;
+    Comparable where (T: Arithmetic) -> T;
+    max_element max_axis "The largest";
+    min_element min_axis "The smallest";
+}
+eager! {
+    Comparable where (T: Arithmetic) -> i64;
+    argmax argmax_axis "The place of the largest";
+    argmin argmin_axis "The place of the smallest";
+}
+eager! {
+    @along Arithmetic where () -> T;
     sum_axis "The sum";
 }

@@ -2,7 +2,7 @@
 
 use crate::support::gpu;
 use gpumem_array::ndarray::Ix2;
-use gpumem_array::ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
+use gpumem_array::ndarray::{Array1, Array2, ArrayView2, Axis, Slice, s};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric};
 use proptest::prelude::*;
 
@@ -97,6 +97,21 @@ fn every_numeric_type() {
     check::<f64>(&gpu);
     check::<i32>(&gpu);
     check::<i64>(&gpu);
+}
+
+#[test]
+fn extremes_and_norms_of_arrays() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((3, 4), |(row, column)| [4.0_f32, -3.0, 7.0, 0.0][(row + column) % 4]);
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    assert_eq!(x.max_element().unwrap().into_scalar().unwrap(), 7.0);
+    assert_eq!(x.min_axis(Axis(0)).unwrap().to_vec().unwrap(), [-3.0, -3.0, 0.0, -3.0]);
+    assert_eq!(x.argmax().unwrap().into_scalar().unwrap(), 2);
+    assert_eq!(x.argmin_axis(Axis(1)).unwrap().to_vec().unwrap(), [1, 0, 3]);
+    let two = x.slice(s![0, ..2]).unwrap();
+    assert_eq!(two.norm().unwrap().into_scalar().unwrap(), 5.0);
+    let truths = GpuArray::from_slice(&gpu, &[0_u8, 3, 255]).unwrap();
+    assert_eq!(truths.max_element().unwrap().into_scalar().unwrap(), 255);
 }
 
 #[test]

@@ -119,8 +119,8 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
         rank = (matrix.dot(&rank)?.lazy() * 0.85 + 0.15 / MEMBERS as f64).eval()?;
     }
     check("the sum of the ranks", rank.sum()?.into_scalar()?, 1.0, 1e-12)?;
-    let first = rank.lazy().argmax()?.into_scalar()?;
-    let highest = rank.lazy().max_element()?.into_scalar()?;
+    let first = rank.argmax()?.into_scalar()?;
+    let highest = rank.max_element()?.into_scalar()?;
     // The president; the number is that of networkx.
     check("the member of the highest rank", first as f64, 33.0, 0.0)?;
     check("the highest rank", highest, 0.100_919, 1e-4)?;

@@ -33,7 +33,7 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
         let mut v = GpuArray::from_elem(gpu, 64, 1.0)?;
         for _ in 0..100 {
             let next = covariance.dot(&v)?;
-            v = (next.lazy() / next.lazy().norm()?.lazy()).eval()?;
+            v = (next.lazy() / next.norm()?.lazy()).eval()?;
         }
         let variance = v.dot(&covariance.dot(&v)?)?;
         covariance -= variance.lazy() * v.lazy().insert_axis(Axis(1)) * &v;
