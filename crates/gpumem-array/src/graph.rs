@@ -142,6 +142,42 @@ impl Gpu {
         Ok((GpuGraph { exec, uses, results, id, functions, gpu: self.clone() }, tokens))
     }
 
+    /// Loads the kernels of the operations that `work` calls, and runs nothing: of expressions, reductions, updates, products, and of all
+    /// else that a capture can contain. Later operations on arrays with such types and layouts need not load them.
+    ///
+    /// A kernel is otherwise loaded at its first use, which takes some hundredths of a second on a GPU whose driver does not have it on disk yet,
+    /// and may wait for work on the device. `work` runs in a capture that is dropped afterwards, so the rules of [`Gpu::capture`] apply: arrays
+    /// are used through the closure's `Gpu`.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::update;
+    ///
+    /// let x = GpuArray::from_slice(&gpu, &[0.0_f32; 4])?;
+    /// let (mut p, mut v) = (GpuArray::<f32, _>::zeros(&gpu, 4)?, GpuArray::<f32, _>::zeros(&gpu, 4)?);
+    /// gpu.preload_for(|c| {
+    ///     let (mut p, mut v) = (p.on_mut(c), v.on_mut(c));
+    ///     update((&mut p, &mut v), |(p, v)| (p + v * 0.5, v - &x))?;
+    ///     (x.on(c).lazy() * 2.0).exp().sum()
+    /// })?;
+    /// assert_eq!(p.to_vec()?, [0.0; 4]); // nothing has run
+    ///
+    /// update((&mut p, &mut v), |(p, v)| (p + v * 0.25, v - &x))?; // loads nothing
+    /// assert_eq!((x.lazy() * 3.0).exp().sum()?.into_scalar()?, 4.0);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Gpu::capture`].
+    pub fn preload_for<R>(
+        &self,
+        work: impl FnOnce(&CaptureGpu) -> Result<R, ArrayError>,
+    ) -> Result<(), ArrayError> {
+        self.captured(|c| work(c).map(drop)).map(drop)
+    }
+
     fn captured<R: Outputs>(
         &self,
         work: impl FnOnce(&CaptureGpu) -> Result<R, ArrayError>,

@@ -48,8 +48,8 @@ pub(crate) fn blocks(len: usize, threads: usize) -> u32 {
 
 impl Gpu {
     /// Loads the kernels for products of matrices and vectors of one element type, and those that copy views of any type. Without this call,
-    /// each kernel is loaded at its first use. So are the kernels of random numbers, elements by indices, sums up to each element and packed uploads, and those of expressions
-    /// and fills; [`Lazy::preload`](crate::Lazy::preload) loads that of an expression.
+    /// each kernel is loaded at its first use. So are the kernels of random numbers, elements by indices, sums up to each element and packed
+    /// uploads, and those of expressions and fills; [`Gpu::preload_for`] loads those of operations of your choice.
     ///
     /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
     /// caches the result for later runs.

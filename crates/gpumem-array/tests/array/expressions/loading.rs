@@ -1,8 +1,9 @@
 //! The first use of an expression: its kernel is loaded once for all threads and `Gpu`s of a device, and only those that need it wait.
 
+use gpumem_array::ndarray::{Axis, Ix1, Ix2, s};
 use gpumem_array::pool::sys::types::{CUfunction, CUmodule, CUresult, CUstream};
 use gpumem_array::pool::{Device, Pool};
-use gpumem_array::{Gpu, GpuArray, update};
+use gpumem_array::{ArrayError, Gpu, GpuArray, update};
 use gpumem_sim::SimConfig;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -29,6 +30,16 @@ unsafe extern "C" fn load(module: *mut CUmodule, image: *const c_void) -> CUresu
         CHANGED.notify_all();
         drop(CHANGED.wait_timeout_while(slow, Duration::from_secs(60), |slow| !slow.1).unwrap());
     }
+    let Some(load) = LOAD.get() else { return CUresult::CUDA_ERROR_UNKNOWN };
+    // SAFETY: these are the arguments of the caller.
+    unsafe { load(module, image) }
+}
+
+thread_local!(static LOADS_HERE: Cell<usize> = const { Cell::new(0) });
+
+/// Loads a module, and counts it for this thread.
+unsafe extern "C" fn counted_load(module: *mut CUmodule, image: *const c_void) -> CUresult {
+    LOADS_HERE.set(LOADS_HERE.get() + 1);
     let Some(load) = LOAD.get() else { return CUresult::CUDA_ERROR_UNKNOWN };
     // SAFETY: these are the arguments of the caller.
     unsafe { load(module, image) }
@@ -98,6 +109,49 @@ fn a_repeated_expression_allocates_nothing() {
 }
 
 #[test]
+fn what_was_loaded_ahead_is_not_loaded_again() {
+    type Matrix = GpuArray<f32, Ix2>;
+    fn step(
+        gpu: &Gpu,
+        (x, long): (&Matrix, &GpuArray<f32, Ix1>),
+        (p, v): (&mut Matrix, &mut Matrix),
+    ) -> Result<(), ArrayError> {
+        let (x, mut p, mut v) = (x.on(gpu), p.on_mut(gpu), v.on_mut(gpu));
+        update((&mut p, &mut v), |(p, v)| (p + v * 0.5, v - x.lazy()))?;
+        p.view_mut().slice_mut(s![1.., ..])?.assign_expr((x.slice(s![..2, ..])?.lazy() * 3.0).exp())?;
+        p.try_add_assign(1.0)?;
+        x.lazy().insert_axis(Axis(1)).mean_axis(Axis(0))?;
+        (long.on(gpu).lazy() * 2.0).norm()?;
+        long.on(gpu).lazy().gt(0.0).any()?;
+        (x.t().lazy() * 2.0).eval()?;
+        x.dot(&x.t())?;
+        Ok(())
+    }
+    let sim = gpumem_sim::driver(SimConfig::new()).unwrap();
+    // SAFETY: the function has the signature of the one that it replaces, and calls it.
+    let driver = unsafe {
+        sim.with_table(|table| {
+            LOAD.get_or_init(|| table.cuModuleLoadData.unwrap());
+            table.cuModuleLoadData = Some(counted_load);
+        })
+    };
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let x = GpuArray::from_elem(&gpu, (3, 5), 2.0_f32).unwrap();
+    let long = GpuArray::from_elem(&gpu, 100_000, 1.0_f32).unwrap();
+    let [mut p, mut v] = [(); 2].map(|()| GpuArray::from_elem(&gpu, (3, 5), 7.0_f32).unwrap());
+    let before = LOADS_HERE.get();
+    gpu.preload_for(|c| step(c, (&x, &long), (&mut p, &mut v))).unwrap();
+    let loaded = LOADS_HERE.get();
+    assert!(loaded >= before + 8, "each operation has a kernel of its own");
+    assert_eq!((p.to_vec().unwrap(), v.to_vec().unwrap()), (vec![7.0; 15], vec![7.0; 15]), "nothing has run");
+    step(&gpu, (&x, &long), (&mut p, &mut v)).unwrap();
+    assert_eq!(v.to_vec().unwrap(), [5.0; 15]);
+    assert_eq!(LOADS_HERE.get(), loaded);
+    (x.lazy() / 2.0).eval().unwrap();
+    assert_eq!(LOADS_HERE.get(), loaded + 1, "a kernel that was not loaded ahead");
+}
+
+#[test]
 fn only_threads_that_need_a_kernel_wait_while_it_is_loaded() {
     let sim = gpumem_sim::driver(SimConfig::new()).unwrap();
     // SAFETY: the function has the signature of the one that it replaces, and calls it.
@@ -139,7 +193,7 @@ fn only_threads_that_need_a_kernel_wait_while_it_is_loaded() {
     });
     assert_eq!(SLOW.lock().unwrap().0, 1, "four threads needed it");
     let x = GpuArray::from_slice(&gpu, &host).unwrap();
-    (x.lazy() + 3.0).exp().preload().unwrap();
+    gpu.preload_for(|c| (x.on(c).lazy() + 3.0).exp().eval()).unwrap();
     let before = LOADS.load(Ordering::SeqCst);
     (x.lazy() + 4.0).exp().eval().unwrap();
     root(&Gpu::new(&pool).unwrap());
