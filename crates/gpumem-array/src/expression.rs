@@ -1,8 +1,9 @@
 //! Expressions of arrays: each is calculated in one kernel, without temporary arrays, and without a compiler of CUDA text.
 //!
 //! An expression is a type ([`Lazy`](node::Lazy) over [`Expression`](node::Expression)s). To evaluate it, its value is recorded on a [`tape`]:
-//! operations in postfix notation, arrays, numbers and shapes. All that follows does not depend on the type. A [`plan`] merges axes and
-//! classifies the arrays; its key finds the kernel. A new kernel's [`text`] is written from the recording by the table of operations
+//! operations in postfix notation, arrays and numbers. All that follows does not depend on the type. The recording is read ([`notes`]), which
+//! compares shapes; a [`plan`] merges axes and classifies the arrays; its key finds the kernel. A repeated recording finds its plan at once
+//! ([`known_plans`]). A new kernel's [`text`] is written from the recording by the table of operations
 //! ([`operation`]). The driver compiles it, or the simulator runs it.
 //!
 //! One more operation is a line of the table in `operation.rs`, and a test.
@@ -15,6 +16,7 @@ mod functions;
 mod known_plans;
 mod lazy;
 pub(crate) mod node;
+mod notes;
 pub(crate) mod operation;
 pub(crate) mod plan;
 pub(crate) mod reduce;

@@ -2,14 +2,14 @@
 
 use crate::array::{AsViewMut, GpuArray};
 use crate::error::ArrayError;
-use crate::expression::known_plans::KnownPlans;
-use crate::expression::node::{ElementsBefore, Expression, Lazy, axes, layout_axes};
+use crate::expression::known_plans::{KnownPlan, KnownPlans};
+use crate::expression::node::{ElementsBefore, Expression, Lazy, Recordable, layout_axes};
+use crate::expression::notes::Notes;
 use crate::expression::plan::KernelPlan;
 use crate::expression::scalar::Scalar;
-use crate::expression::tape::{EXPRESSION, Notes, Tape};
+use crate::expression::tape::{EXPRESSION, Tape, TapeRecording};
 use crate::expression::text::{self, NAME, THREADS};
 use crate::gpu::Gpu;
-use crate::kernel::Function;
 use crate::launch::OwnArguments;
 use crate::layout::{ElementOrder, Layout};
 use crate::storage::Use;
@@ -20,6 +20,7 @@ use ndarray::Dimension;
 /// The memory of a thread's recordings and plans, which its later expressions reuse.
 #[derive(Default)]
 pub(crate) struct ExpressionMemory {
+    pub(crate) recording: TapeRecording,
     pub(crate) notes: Notes,
     /// The plan of the reduction at work.
     pub(crate) plan: KernelPlan,
@@ -44,109 +45,73 @@ pub(crate) fn evaluate<E: Expression<Dim: Dimension>>(
     operation: &'static str,
     expression: &E,
 ) -> Result<GpuArray<E::Elem, E::Dim>, ArrayError> {
-    with_memory(|ExpressionMemory { notes, plans, .. }| {
-        let mut tape = Tape::new(operation, notes);
-        expression.record(&mut tape)?;
-        let gpu = tape.gpu.ok_or_else(without_arrays)?;
-        let result =
-            GpuArray::<E::Elem, E::Dim>::unwritten(gpu, result_layout(&tape, size_of::<E::Elem>())?)?;
-        if !result.is_empty() {
-            tape.target(E::Elem::TYPE, NEW_ARRAY, axes(&result.view()));
-            queue_recorded(gpu, tape, plans, result.writes(), [result.address()])?;
-        }
+    evaluate_recorded(operation, expression)
+}
+
+/// Compiled once for all expressions with such a result.
+fn evaluate_recorded<T: Scalar, D: Dimension>(
+    operation: &'static str,
+    expression: &dyn Recordable,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
+        let mut tape = Tape::new(operation, recording);
+        expression.record_on(&mut tape)?;
+        tape.new_target(T::TYPE);
+        let Tape { arguments, gpu, recording, .. } = tape;
+        let gpu = gpu.ok_or_else(without_arrays)?;
+        let KnownPlan { plan, shape, is_by_columns, .. } = plans.find(recording, notes, operation)?;
+        let mut dim = D::zeros(shape.len());
+        dim.slice_mut().copy_from_slice(shape);
+        let order = if *is_by_columns { ElementOrder::Column } else { ElementOrder::Row };
+        let layout = Layout::dense(dim, order, size_of::<T>())?;
+        let result = GpuArray::<T, D>::unwritten(gpu, layout)?;
+        queue_each(gpu, arguments, (result.writes(), [result.address()]), plan, operation)?;
         Ok(result)
     })
 }
-
-/// Loads the kernel of [`evaluate`].
-pub(crate) fn preload<E: Expression<Dim: Dimension>>(expression: &E) -> Result<(), ArrayError> {
-    with_memory(|ExpressionMemory { notes, plans, .. }| {
-        let mut tape = Tape::new("preload", notes);
-        expression.record(&mut tape)?;
-        let gpu = tape.gpu.ok_or_else(without_arrays)?;
-        let layout = result_layout::<E::Dim>(&tape, size_of::<E::Elem>())?;
-        if layout.shape().contains(&0) {
-            return Ok(());
-        }
-        tape.target(E::Elem::TYPE, NEW_ARRAY, layout_axes(&layout, size_of::<E::Elem>()));
-        let Tape { notes, .. } = tape;
-        kernel(gpu, plans.each(notes, &notes.shapes)?).map(drop)
-    })
-}
-
-/// The kernel of a plan, loaded.
-fn kernel<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g Function, ArrayError> {
-    gpu.library()
-        .generated()
-        .entry(&plan.key, plan.key_hash)?
-        .function(gpu.device(), NAME, || text::each(plan))
-}
-
-/// Stands for the address of a new array as a target: a plan depends on its alignment alone, and every allocation is aligned to 256 bytes.
-pub(crate) const NEW_ARRAY: u64 = 0;
 
 /// Queues the kernel of a recorded expression, which writes the targets of the tape. They have these addresses, all in one array.
 pub(crate) fn queue_recorded<'a>(
     gpu: &'a Gpu,
     tape: Tape<'a, '_>,
+    notes: &mut Notes,
     plans: &mut KnownPlans,
-    array: Use<'a>,
-    addresses: impl IntoIterator<Item = u64>,
+    targets: (Use<'a>, impl IntoIterator<Item = u64>),
 ) -> Result<(), ArrayError> {
     let operation = tape.operation();
-    let Tape { mut arguments, notes, .. } = tape;
+    let Tape { arguments, recording, .. } = tape;
+    let KnownPlan { plan, .. } = plans.find(recording, notes, operation)?;
+    queue_each(gpu, arguments, targets, plan, operation)
+}
+
+fn queue_each<'a>(
+    gpu: &'a Gpu,
+    mut arguments: OwnArguments<'a>,
+    (array, addresses): (Use<'a>, impl IntoIterator<Item = u64>),
+    plan: &KernelPlan,
+    operation: &'static str,
+) -> Result<(), ArrayError> {
     let mut addresses = addresses.into_iter();
     if let Some(first) = addresses.next() {
         arguments.array((array, first));
     }
     addresses.for_each(|address| arguments.address(address));
-    queue_each(gpu, arguments, plans.each(notes, &notes.shapes)?, operation)
+    queue_planned(gpu, arguments, plan, operation)
 }
 
-fn queue_each<'a>(
+/// Queues the kernel of a plan, whose arguments are complete but for its words.
+fn queue_planned<'a>(
     gpu: &'a Gpu,
     arguments: OwnArguments<'a>,
     plan: &KernelPlan,
     operation: &'static str,
 ) -> Result<(), ArrayError> {
-    let function = kernel(gpu, plan)?;
-    let len: usize = plan.lens.iter().product();
-    let blocks = blocks(len.div_ceil(plan.lanes));
-    arguments.launch(gpu, function, [blocks, THREADS as u32], &plan.words).queue(operation)
-}
-
-/// The blocks for a number of threads. Kernels stride by the grid, so fewer would be correct too, but are slower: a grid of 16 blocks for
-/// each multiprocessor reaches 94 % of the rate.
-pub(crate) fn blocks(threads: usize) -> u32 {
-    u32::try_from(threads.div_ceil(THREADS)).unwrap_or(GRID_MAX).clamp(1, GRID_MAX)
-}
-
-/// The largest first dimension of a grid.
-const GRID_MAX: u32 = i32::MAX.cast_unsigned();
-
-/// The layout of the result: in the order of the first array that has its shape, if that is contiguous; otherwise row-major.
-fn result_layout<D: Dimension>(tape: &Tape<'_, '_>, size: usize) -> Result<Layout<D>, ArrayError> {
-    let shape = tape.notes.shapes.as_slice();
-    let mut dim = D::zeros(shape.len());
-    dim.slice_mut().copy_from_slice(shape);
-    let has_shape = |axes: &&[(usize, isize)]| axes.iter().map(|(len, _)| len).eq(shape);
-    let first = tape.notes.elements().iter().map(|element| element.axes.as_slice()).find(has_shape);
-    let is_dense = |axes: &mut dyn Iterator<Item = &(usize, isize)>, size: usize| {
-        let mut next = size.cast_signed();
-        axes.filter(|(len, _)| *len > 1).all(|(len, stride)| {
-            let is_next = *stride == next;
-            next *= len.cast_signed();
-            is_next
-        })
-    };
-    let element_size = |axes: &[(usize, isize)]| {
-        axes.iter().filter(|(len, _)| *len > 1).map(|(_, stride)| stride.unsigned_abs()).min().unwrap_or(size)
-    };
-    let by_columns = first.is_some_and(|axes| {
-        let size = element_size(axes);
-        is_dense(&mut axes.iter(), size) && !is_dense(&mut axes.iter().rev(), size)
-    });
-    Layout::dense(dim, if by_columns { ElementOrder::Column } else { ElementOrder::Row }, size)
+    if plan.blocks == 0 {
+        return Ok(());
+    }
+    let kernel = gpu.library().generated().entry(&plan.key, plan.key_hash)?;
+    let function = kernel.function(gpu.device(), NAME, || text::each(plan))?;
+    arguments.launch(gpu, function, [plan.blocks, THREADS as u32], &plan.words).queue(operation)
 }
 
 #[cold]
@@ -213,25 +178,27 @@ macro_rules! updates {
             $($array: AsViewMut<Elem: Scalar> + ?Sized, $expression: Expression<Elem = $array::Elem>,)+
         {
             fn write(self, operation: &'static str, targets: ($(&'t mut $array,)+)) -> Result<(), ArrayError> {
-                with_memory(|ExpressionMemory { notes, plans, .. }| {
-                    let mut tape = Tape::new(operation, notes);
-                    $(let $target = targets.$place.as_view_mut();)+
-                    let first = targets_first!($($target)+).view();
-                    $(
-                        same_shape(operation, first.shape(), $target.shape())?;
-                        tape.target(<$array::Elem as Scalar>::TYPE, $target.address(), axes(&$target.view()));
-                    )+
-                    $(
-                        self.$place.0.record(&mut tape)?;
-                        fits(operation, first.shape(), &mut tape)?;
-                    )+
-                    if first.is_empty() {
-                        return Ok(());
-                    }
-                    let Tape { mut arguments, notes, .. } = tape;
-                    $(arguments.array(($target.writes(), $target.address()));)+
-                    queue_each(first.gpu(), arguments, plans.each(notes, first.shape())?, operation)
-                })
+                /// Compiled once for all expressions of such arrays.
+                fn write_recorded<$($array: AsViewMut<Elem: Scalar> + ?Sized),+>(
+                    operation: &'static str,
+                    targets: ($(&mut $array,)+),
+                    expressions: &[&dyn Recordable],
+                ) -> Result<(), ArrayError> {
+                    with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
+                        let mut tape = Tape::new(operation, recording);
+                        $(
+                            let $target = targets.$place.as_view_mut();
+                            let (of, size) = (<$array::Elem as Scalar>::TYPE, size_of::<$array::Elem>());
+                            tape.target(of, $target.address(), layout_axes($target.layout(), size));
+                        )+
+                        expressions.iter().try_for_each(|expression| expression.record_on(&mut tape))?;
+                        let Tape { mut arguments, recording, .. } = tape;
+                        let KnownPlan { plan, .. } = plans.find(recording, notes, operation)?;
+                        $(arguments.array(($target.writes(), $target.address()));)+
+                        queue_planned(targets_first!($($target)+).gpu(), arguments, plan, operation)
+                    })
+                }
+                write_recorded(operation, targets, &[$(&self.$place.0),+])
             }
         }
     )*};
@@ -248,32 +215,4 @@ updates! {
     A E a 0 B F b 1;
     A E a 0 B F b 1 C G c 2;
     A E a 0 B F b 1 C G c 2 D H d 3;
-}
-
-fn same_shape(operation: &'static str, first: &[usize], other: &[usize]) -> Result<(), ArrayError> {
-    if first == other {
-        return Ok(());
-    }
-    Err(ArrayError::Shape {
-        operation,
-        left: first.to_vec(),
-        right: other.to_vec(),
-        expected: "all arrays of an update have one shape",
-    })
-}
-
-/// Checks that the expression that was recorded last can be broadcast to a shape, and forgets its own.
-fn fits(operation: &'static str, shape: &[usize], tape: &mut Tape<'_, '_>) -> Result<(), ArrayError> {
-    let found = tape.notes.shapes.as_slice();
-    let fits_axis = |(found, len): (&usize, &usize)| *found == 1 || found == len;
-    if found.len() <= shape.len() && found.iter().rev().zip(shape.iter().rev()).all(fits_axis) {
-        tape.notes.shapes.clear();
-        return Ok(());
-    }
-    Err(ArrayError::Shape {
-        operation,
-        left: shape.to_vec(),
-        right: found.to_vec(),
-        expected: "an operation in place keeps the shape of the array",
-    })
 }

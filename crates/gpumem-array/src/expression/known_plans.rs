@@ -1,74 +1,82 @@
 //! [`KnownPlans`]: the plans of a thread's recent element-wise expressions, so that one that is repeated is not planned again.
 
 use crate::error::ArrayError;
+use crate::expression::notes::Notes;
 use crate::expression::plan::KernelPlan;
-use crate::expression::tape::{LeafElement, Notes};
-use crate::kernel::generated::hash;
+use crate::expression::tape::TapeRecording;
 
-/// Plans by all that they depend on: the recording without the values of its numbers, and without the addresses of its arrays but for their
-/// alignment.
+/// Plans by the words of their recordings.
 #[derive(Default)]
 pub(crate) struct KnownPlans {
-    /// By the hashes of their signatures.
+    /// By the hashes of the words.
     slots: Vec<KnownPlan>,
-    signature: Vec<u64>,
 }
 
+/// The plan of an element-wise kernel.
 #[derive(Default)]
-struct KnownPlan {
+pub(crate) struct KnownPlan {
     /// Empty if there is no plan.
-    signature: Vec<u64>,
-    plan: KernelPlan,
+    words: Vec<u64>,
+    pub(crate) plan: KernelPlan,
+    /// The shape of the targets.
+    pub(crate) shape: Vec<usize>,
+    /// True if a new target is in column-major order.
+    pub(crate) is_by_columns: bool,
 }
 
 impl KnownPlans {
-    /// The plan of an element-wise kernel for elements of this shape, with the numbers of the recording.
-    pub(crate) fn each(&mut self, notes: &Notes, shape: &[usize]) -> Result<&KernelPlan, ArrayError> {
-        let Self { slots, signature, .. } = self;
-        notes.check_counts()?;
-        sign(signature, notes, shape);
-        if slots.is_empty() {
-            slots.resize_with(PLANS_MAX, KnownPlan::default);
+    /// The plan of a recording that has targets, with its numbers. Errors name `operation`.
+    #[inline]
+    pub(crate) fn find(
+        &mut self,
+        recording: &TapeRecording,
+        notes: &mut Notes,
+        operation: &'static str,
+    ) -> Result<&KnownPlan, ArrayError> {
+        recording.check_counts()?;
+        if self.slots.is_empty() {
+            self.slots.resize_with(PLANS_MAX, KnownPlan::default);
         }
-        let known = &mut slots[hash(bytemuck::cast_slice(signature)) % PLANS_MAX];
-        if known.signature == *signature {
-            known.plan.set_numbers(notes);
-            return Ok(&known.plan);
+        let known = &mut self.slots[hash(&recording.words) % PLANS_MAX];
+        if known.words == recording.words {
+            known.plan.set_numbers(&recording.numbers);
+        } else {
+            known.make(recording, notes, operation)?;
         }
-        // A plan that fails is none.
-        known.signature.clear();
-        known.plan.each(notes, shape)?;
-        known.signature.clone_from(signature);
-        Ok(&known.plan)
+        Ok(known)
     }
 }
 
-/// Writes all that a plan depends on. Each list has its length before it.
-fn sign(signature: &mut Vec<u64>, notes: &Notes, shape: &[usize]) {
-    let (targets, elements, tokens) = (notes.targets(), notes.elements(), notes.tokens.as_slice());
-    signature.clear();
-    // No count but that of the tokens exceeds a byte.
-    let counts = [targets.len(), elements.len(), notes.array_count(), notes.numbers.len()];
-    signature.push(counts.iter().fold(tokens.len() as u64, |word, count| word << 8 | *count as u64));
-    signature.push(shape.len() as u64);
-    // Few words each, for which a loop takes less time than `extend`.
-    shape.iter().for_each(|len| signature.push(*len as u64));
-    for LeafElement { of, argument, address, axes } in targets.iter().chain(elements) {
-        let of = of.map_or(0xFF, |of| of as u64);
-        signature
-            .push((axes.len() as u64) << 32 | argument.word() << 16 | of << 8 | (address % ALIGNMENT_MAX));
-        for (len, stride) in axes {
-            signature.push(*len as u64);
-            signature.push(*stride as u64);
-        }
+impl KnownPlan {
+    #[cold]
+    fn make(
+        &mut self,
+        recording: &TapeRecording,
+        notes: &mut Notes,
+        operation: &'static str,
+    ) -> Result<(), ArrayError> {
+        // A plan that fails is none.
+        self.words.clear();
+        notes.read(recording, operation)?;
+        self.shape = notes.shape();
+        self.is_by_columns = notes.is_by_columns();
+        self.plan.each(notes, &self.shape);
+        self.words.clone_from(&recording.words);
+        Ok(())
     }
-    let (words, rest) = tokens.as_chunks::<8>();
-    words.iter().for_each(|word| signature.push(u64::from_le_bytes(*word)));
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    signature.push(u64::from_le_bytes(last));
+}
+
+/// Two words at a time, whose products do not wait for each other.
+#[inline]
+fn hash(words: &[u64]) -> usize {
+    const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+    let (pairs, last) = words.as_chunks::<2>();
+    let (mut one, mut other) = (last.first().copied().unwrap_or_default(), 0_u64);
+    for [a, b] in pairs {
+        one = one.rotate_left(23) ^ a.wrapping_mul(FACTOR);
+        other = other.rotate_left(29) ^ b.wrapping_mul(FACTOR);
+    }
+    ((one ^ other).wrapping_mul(FACTOR) >> 32) as usize
 }
 
 const PLANS_MAX: usize = 64;
-/// The widest load or store.
-const ALIGNMENT_MAX: u64 = 16;

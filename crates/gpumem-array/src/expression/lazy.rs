@@ -2,7 +2,7 @@
 
 use crate::array::GpuArray;
 use crate::error::ArrayError;
-use crate::expression::evaluate::{evaluate, preload};
+use crate::expression::evaluate::evaluate;
 use crate::expression::node::{
     Binary, Broadcast, Calculation, Constant, Converted, ConvertsTo, Expression, Inserted, Lazy, NoAxes,
     Operand, Ternary, Together, Unary,
@@ -177,7 +177,8 @@ impl<E: Expression> Lazy<E> {
     /// that has its shape, if that is contiguous.
     ///
     /// The kernel's text is written from the expression's type and the layouts of its arrays. The first use of each on a device compiles it,
-    /// which takes some hundredths of a second on a GPU whose driver does not have it on disk yet, and may wait for work on the device.
+    /// which takes some hundredths of a second on a GPU whose driver does not have it on disk yet, and may wait for work on the device;
+    /// [`Gpu::preload_for`](crate::Gpu::preload_for) does that ahead.
     ///
     /// # Errors
     ///
@@ -191,28 +192,5 @@ impl<E: Expression> Lazy<E> {
         E::Dim: Dimension,
     {
         evaluate(EXPRESSION, &self.0)
-    }
-
-    /// Loads the kernel that [`Lazy::eval`] would run, and runs nothing. Later expressions of this type, of arrays with such layouts, need not
-    /// load it.
-    ///
-    /// ```
-    /// # use gpumem_array::GpuArray;
-    /// # let gpu = gpumem_array::example_gpu()?;
-    /// let x = GpuArray::from_slice(&gpu, &[0.0_f32; 4])?;
-    /// (x.lazy() * 2.0).exp().preload()?;
-    /// let (graph, z) = gpu.capture(|c| (x.on(c).lazy() * 2.0).exp().eval())?; // loads nothing
-    /// # drop((graph, z));
-    /// # Ok::<(), gpumem_array::ArrayError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Lazy::eval`].
-    pub fn preload(&self) -> Result<(), ArrayError>
-    where
-        E::Dim: Dimension,
-    {
-        preload(&self.0)
     }
 }

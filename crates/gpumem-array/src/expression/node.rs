@@ -1,9 +1,9 @@
 //! [`Expression`] and what expressions consist of: elements of arrays, numbers, and operations.
 
-use crate::array::{AsView, GpuView};
+use crate::array::AsView;
 use crate::error::ArrayError;
 use crate::expression::scalar::{Comparable, Scalar};
-use crate::expression::tape::{CAST, Tape};
+use crate::expression::tape::Tape;
 use crate::layout::Layout;
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -22,6 +22,17 @@ pub trait Expression {
     type Dim: Axes;
     #[doc(hidden)]
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError>;
+}
+
+/// An expression whose type is not known. What is not part of its recording is compiled once for many expressions.
+pub(crate) trait Recordable {
+    fn record_on<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError>;
+}
+
+impl<E: Expression> Recordable for E {
+    fn record_on<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
+        self.record(tape)
+    }
 }
 
 /// An expression that is calculated in one kernel when it is evaluated.
@@ -55,7 +66,8 @@ pub struct Lazy<E>(pub(crate) E);
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an operand of an array of `{T}`",
     label = "expected an array, view or expression of `{T}`, or a `{T}`",
-    note = "a number needs the type of the elements (`2.0`, not `2`, for floating-point types); `.cast::<{T}>()` converts an expression"
+    note = "a number needs the type of the elements (`2.0`, not `2`, for floating-point types); `.cast::<{T}>()` converts an expression",
+    note = "a `Result` is an operand after `?`"
 )]
 pub trait Operand<T: Scalar> {
     /// Its dimension type: [`NoAxes`] for a number.
@@ -124,16 +136,10 @@ impl<A: AsView<Elem: Scalar>> Expression for Elements<A> {
     type Dim = A::Dim;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
         let view = self.0.as_view();
-        tape.array(A::Elem::TYPE, view.gpu(), view.reads(), view.address(), axes(&view));
+        let axes = layout_axes(view.layout(), size_of::<A::Elem>());
+        tape.array(A::Elem::TYPE, view.gpu(), view.reads(), view.address(), axes);
         Ok(())
     }
-}
-
-/// The lengths of the axes, and their strides in bytes.
-pub(crate) fn axes<T: Scalar, D: Dimension>(
-    view: &GpuView<'_, T, D>,
-) -> impl Iterator<Item = (usize, isize)> {
-    layout_axes(view.layout(), size_of::<T>())
 }
 
 /// The lengths of the axes, and their strides in bytes, for elements of a size.
@@ -217,8 +223,6 @@ pub trait Calculation<T> {
     type Out: Scalar;
     #[doc(hidden)]
     const TOKEN: u8;
-    #[doc(hidden)]
-    const NAME: &'static str;
 }
 
 macro_rules! applications {
@@ -261,12 +265,10 @@ impl<F: Calculation<A::Elem>, A: Expression<Dim: Broadcast<B::Dim>>, B: Expressi
     type Elem = F::Out;
     type Dim = Together<A::Dim, B::Dim>;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
-        let first = tape.mark();
         self.0.record(tape)?;
-        let second = tape.mark();
         self.1.record(tape)?;
         tape.token(F::TOKEN);
-        tape.broadcast(first, second, F::NAME)
+        Ok(())
     }
 }
 
@@ -280,15 +282,11 @@ where
     type Elem = F::Out;
     type Dim = Together<M::Dim, Together<A::Dim, B::Dim>>;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
-        let first = tape.mark();
         self.0.record(tape)?;
-        let second = tape.mark();
         self.1.record(tape)?;
-        let third = tape.mark();
         self.2.record(tape)?;
         tape.token(F::TOKEN);
-        tape.broadcast(second, third, F::NAME)?;
-        tape.broadcast(first, second, F::NAME)
+        Ok(())
     }
 }
 
@@ -320,8 +318,7 @@ impl<U: Scalar, A: Expression> Expression for Converted<U, A> {
     type Dim = A::Dim;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
         self.0.record(tape)?;
-        tape.token(CAST);
-        tape.token(U::TYPE as u8);
+        tape.cast(U::TYPE);
         Ok(())
     }
 }
@@ -337,12 +334,14 @@ impl<A: Expression<Dim: Dimension>> Expression for Inserted<A> {
     type Elem = A::Elem;
     type Dim = <A::Dim as Dimension>::Larger;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
-        let (mark, first) = (tape.mark(), tape.element_count());
         self.operand.record(tape)?;
-        tape.insert_axis(self.axis, mark, first)
+        tape.insert_axis(self.axis);
+        Ok(())
     }
 }
 
+// Errors say what an operand is, not what has a view.
+#[diagnostic::do_not_recommend]
 impl<T: Scalar, A: AsView<Elem = T>> Operand<T> for A {
     type Dim = A::Dim;
     type Expression = Elements<A>;

@@ -12,6 +12,8 @@ use core::marker::PhantomData;
 
 /// How the kernel calculates an operation.
 pub(crate) struct OperationRow {
+    /// The name of its method.
+    pub(crate) name: &'static str,
     pub(crate) operand_count: usize,
     pub(crate) emit: fn(&mut Emitter, &[EmittedValue]) -> EmittedValue,
 }
@@ -33,7 +35,7 @@ macro_rules! operations {
         }
 
         const TABLE: &[OperationRow] = &[
-            $($(OperationRow { operand_count: $count, emit: |$emitter, $operands| $emit },)*)*
+            $($(OperationRow { name: stringify!($method), operand_count: $count, emit: |$emitter, $operands| $emit },)*)*
         ];
 
         $($(
@@ -86,7 +88,6 @@ macro_rules! operations {
     (@body $out:ty, $name:ident $method:ident) => {
         type Out = $out;
         const TOKEN: u8 = OPERATIONS + Index::$name as u8;
-        const NAME: &'static str = stringify!($method);
     };
     (@method 1 $(#[$attribute:meta])* $name:ident $method:ident) => {
         impl<E: Expression> Lazy<E> {
@@ -123,7 +124,6 @@ macro_rules! magnitudes {
         impl Calculation<num_complex::Complex<$part>> for Abs {
             type Out = $part;
             const TOKEN: u8 = <Self as Calculation<$part>>::TOKEN;
-            const NAME: &'static str = <Self as Calculation<$part>>::NAME;
         }
     )*};
 }

@@ -3,12 +3,13 @@
 use crate::array::GpuArray;
 use crate::element::ScalarType;
 use crate::error::ArrayError;
-use crate::expression::evaluate::{ExpressionMemory, blocks, with_memory, without_arrays};
+use crate::expression::evaluate::{ExpressionMemory, with_memory, without_arrays};
 use crate::expression::fold::{self, FIRST_AXIS, Fold, FoldClass, GROUP};
-use crate::expression::node::{Converted, Expression, Lazy};
-use crate::expression::plan::{KernelPlan, NARROW_MAX};
+use crate::expression::node::{Converted, Expression, Lazy, Recordable};
+use crate::expression::notes::Notes;
+use crate::expression::plan::{KernelPlan, NARROW_MAX, blocks};
 use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar};
-use crate::expression::tape::{Notes, Tape};
+use crate::expression::tape::Tape;
 use crate::expression::text::{NAME, THREADS};
 use crate::gpu::Gpu;
 use crate::kernel::Function;
@@ -114,16 +115,29 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
     empty: Option<T>,
     ddof: f64,
 ) -> Result<GpuArray<T, D>, ArrayError> {
-    with_memory(|ExpressionMemory { notes, plan, .. }| {
-        let mut tape = Tape::new(operation, notes);
-        expression.record(&mut tape)?;
+    reduce_recorded(operation, (expression, E::Elem::TYPE), fold, axis, empty, ddof)
+}
+
+/// Compiled once for all expressions with such a result.
+fn reduce_recorded<T: Scalar, D: Dimension>(
+    operation: &'static str,
+    (expression, elem): (&dyn Recordable, ScalarType),
+    fold: Fold,
+    axis: Option<Axis>,
+    empty: Option<T>,
+    ddof: f64,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    with_memory(|ExpressionMemory { recording, notes, plan, .. }| {
+        let mut tape = Tape::new(operation, recording);
+        expression.record_on(&mut tape)?;
         let gpu = tape.gpu.ok_or_else(without_arrays)?;
-        let shape = tape.notes.shapes.clone();
+        notes.read(tape.recording, operation)?;
+        let shape = notes.shape();
         if let Some(Axis(axis)) = axis.filter(|axis| axis.0 >= shape.len()) {
             let expected = "the index of an axis";
             return Err(ArrayError::Shape { operation, left: shape, right: vec![axis], expected });
         }
-        let bytes = shape.iter().try_fold(size_of::<E::Elem>(), |bytes, len| bytes.checked_mul(*len));
+        let bytes = shape.iter().try_fold(elem.size(), |bytes, len| bytes.checked_mul(*len));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(ArrayError::TooManyElements { shape });
         }
@@ -155,10 +169,10 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
             return Err(ArrayError::Shape { operation, left: shape, right: dim.slice().to_vec(), expected });
         }
         let total = total as f64 - ddof;
-        let Tape { mut arguments, notes, .. } = tape;
-        plan.reduction(notes, &shape, is_reduced, fold.has_place())?;
+        let Tape { mut arguments, recording, .. } = tape;
+        plan.reduction(notes, &shape, is_reduced, fold.has_place());
         let division = Division::of(plan, true);
-        let of = fold::reduced_as(E::Elem::TYPE, fold);
+        let of = fold::reduced_as(elem, fold);
         let (is_partial, array_count) = (division.parts > 1, plan.argument_count);
         let mut class =
             FoldClass { fold, of, out: T::TYPE, threads: division.threads, is_partial, has_states: false };
@@ -185,15 +199,16 @@ pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
             arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
 
         let shape = [division.parts, division.outputs];
-        let mut tape = Tape::new(operation, notes);
+        let mut tape = Tape::new(operation, recording);
         for (array, of) in &parts {
             let size = of.size().cast_signed();
             let strides = [shape[1].cast_signed() * size, size];
             let view = array.view();
             tape.array(*of, gpu, view.reads(), array.address(), shape.into_iter().zip(strides));
         }
-        let Tape { mut arguments, notes, .. } = tape;
-        plan.reduction(notes, &shape, |axis| axis == 0, true)?;
+        let Tape { mut arguments, recording, .. } = tape;
+        notes.read(recording, operation)?;
+        plan.reduction(notes, &shape, |axis| axis == 0, true);
         let division = Division::of(plan, false);
         class = FoldClass { threads: division.threads, is_partial: false, has_states: true, ..class };
         arguments.array((result.writes(), result.address()));

@@ -6,8 +6,8 @@ use crate::copy::{converted, upload_cast};
 use crate::element::kind::{self, Kind};
 use crate::element::{Cast, CastNumbers, Element, ScalarType};
 use crate::error::ArrayError;
-use crate::expression::evaluate::{ExpressionMemory, NEW_ARRAY, queue_recorded, with_memory};
-use crate::expression::tape::{CAST, Tape};
+use crate::expression::evaluate::{ExpressionMemory, queue_recorded, with_memory};
+use crate::expression::tape::Tape;
 use crate::gpu::Place;
 use crate::layout::{ElementOrder, Layout};
 use core::any::TypeId;
@@ -160,13 +160,12 @@ fn converted_at<T: Cast<U>, U: Element, D: Dimension, P: Place + ?Sized>(
         return Ok(result);
     }
     let CastNumbers { from, to, lanes } = T::NUMBERS;
-    with_memory(|ExpressionMemory { notes, plans, .. }| {
-        let mut tape = Tape::new("cast", notes);
+    with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
+        let mut tape = Tape::new("cast", recording);
         tape.array(from, gpu, view.reads(), view.address(), numbers(view.layout(), from, lanes));
-        tape.token(CAST);
-        tape.token(to as u8);
-        tape.target(to, NEW_ARRAY, numbers(result.layout(), to, lanes));
-        queue_recorded(gpu, tape, plans, result.writes(), [result.address()])
+        tape.cast(to);
+        tape.target(to, result.address(), numbers(result.layout(), to, lanes));
+        queue_recorded(gpu, tape, notes, plans, (result.writes(), [result.address()]))
     })?;
     Ok(result)
 }

@@ -8,7 +8,7 @@ use crate::copy;
 use crate::element::kind::Kind;
 use crate::element::{Element, ScalarType};
 use crate::error::ArrayError;
-use crate::expression::evaluate::{queue_recorded, with_memory};
+use crate::expression::evaluate::{ExpressionMemory, queue_recorded, with_memory};
 use crate::expression::tape::Tape;
 use crate::gpu::Place;
 use crate::layout::ElementOrder;
@@ -188,15 +188,14 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             let axes = layout.shape().iter().copied().zip(layout.strides().map(|stride| stride * step));
             axes.chain([(inner, size.cast_signed())])
         };
-        with_memory(|memory| {
-            let mut tape = Tape::new("fill", &mut memory.notes);
+        with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
+            let mut tape = Tape::new("fill", recording);
             for (index, word) in words.take(target_count).enumerate() {
                 tape.target(of, address + (index * size) as u64, axes());
                 tape.number(of, word, index as u64);
             }
-            tape.shape(axes().map(|(len, _)| len));
             let targets = (0..target_count).map(|index| address + (index * size) as u64);
-            queue_recorded(gpu, tape, &mut memory.plans, self.writes(), targets)
+            queue_recorded(gpu, tape, notes, plans, (self.writes(), targets))
         })
     }
 
