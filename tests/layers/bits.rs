@@ -2,7 +2,7 @@
 //! compared with exact results, in [`kernels`](crate::kernels).
 
 use gpumem_adapt::Csr;
-use gpumem_adapt::array::bytemuck::{self, cast_slice};
+use gpumem_adapt::array::bytemuck::cast_slice;
 use gpumem_adapt::array::ndarray::{Axis, Ix1, s};
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{AsView, Element, Factor, Gpu, GpuArray, LaunchShape, Numeric, Real, Rng, kernels};
@@ -47,7 +47,7 @@ fn bytes<A: AsView<Elem: Element> + ?Sized>(array: &A) -> Vec<u8> {
     let elements = array.as_view().to_array().unwrap();
     let elements: Vec<_> = elements.iter().copied().collect();
     assert!(!elements.is_empty());
-    bytemuck::cast_slice(&elements).to_vec()
+    cast_slice(&elements).to_vec()
 }
 
 /// Products of matrices, of stacks of them and of vectors, in both orders of the operands.
