@@ -149,8 +149,9 @@ table! {
         ScatterRest "scatter_rest";
     }
     Only RANDOM {
-        // Uniform and normal numbers of all types.
+        // Uniform numbers of all types, and normal ones of `f32`.
         Random "random";
+        RandomNormalF64 "random_normal_f64";
     }
     Only PACK {
         // Fills many arrays from one buffer.
