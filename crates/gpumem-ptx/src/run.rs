@@ -151,8 +151,12 @@ impl Run<'_> {
         let mut spare = Vec::new();
         loop {
             // A block that waits for another one, with a loop, makes room for it. Many that run make room more rarely.
-            let one_in = if waiting.len() < RESIDENT { 2 } else { 16 };
-            let has_room = !spare.is_empty() || self.held_bytes < RESIDENT_BYTES;
+            let one_in = match waiting.len() {
+                _ if spare.is_empty() && self.held_bytes >= RESIDENT_BYTES => 256,
+                0..RESIDENT => 2,
+                _ => 16,
+            };
+            let has_room = !spare.is_empty() || self.held_bytes < HELD_BYTES_MAX;
             let is_new_wanted = waiting.is_empty()
                 || has_room && waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(one_in);
             let mut block = match waiting.pop_front() {
@@ -232,8 +236,10 @@ fn greatest_divisor(a: u64, b: u64) -> u64 {
 
 /// The blocks that usually run at the same time, if they run for long.
 const RESIDENT: usize = 64;
-/// No more begin once they hold so many bytes.
+/// Others begin rarely once they hold so many bytes: blocks of a right program may wait for all others.
 const RESIDENT_BYTES: u64 = 1 << 30;
+/// What the blocks that run hold at most before another one begins, or a call needs more: large blocks, and deep recursion in many threads.
+const HELD_BYTES_MAX: u64 = 4 << 30;
 /// And those at most, as many as a large device has.
 const RESIDENT_MAX: usize = 132 * 32;
 

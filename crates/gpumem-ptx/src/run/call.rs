@@ -3,9 +3,9 @@
 use crate::fault::Mistake;
 use crate::number::Lanes;
 use crate::program::{Call, Callee, FRAME_ALIGN, FUNCTIONS, Location, Op, Routine};
-use crate::run::Run;
 use crate::run::group::{Frame, Group, Waiting};
 use crate::run::warp::{Warp, bits, lanes_of};
+use crate::run::{HELD_BYTES_MAX, Run};
 use core::cell::Cell;
 
 impl Warp {
@@ -127,7 +127,7 @@ impl Warp {
         }
         let before = self.held_bytes();
         let wanted = registers * size_of::<Lanes>() + 32 * stride;
-        if run.held_bytes.saturating_sub(before).saturating_add(wanted as u64) > CALLS_BYTES_MAX {
+        if run.held_bytes.saturating_sub(before).saturating_add(wanted as u64) > HELD_BYTES_MAX {
             return false;
         }
         if self.registers.len() < registers {
@@ -222,8 +222,6 @@ impl Warp {
 
 /// The registers of all calls in each other, at most.
 const REGISTERS_MAX: u32 = 1 << 18;
-/// What the blocks that run hold after a call that needs more, at most: deep recursion in many threads.
-const CALLS_BYTES_MAX: u64 = 4 << 30;
 /// The calls in each other, and the local memory of a thread, at most.
 const CALLS_MAX: usize = 4096;
 const LOCAL_BYTES_MAX: u64 = 512 << 10;
