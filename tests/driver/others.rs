@@ -81,7 +81,7 @@ setp.lt.u32 %p1, %tid, 96; vote.sync.uni.pred %p0, %p1, -1 -> %p0 1
 setp.lt.u32 %p1, %tid, 72; vote.sync.ballot.b32 %r0, %p1, -1 -> %r0 0xff
 activemask.b32 %r0 -> %r0 0xffffffff
 shr.u32 %r1, %tid, 1; match.any.sync.b32 %r0, %r1, -1 -> %r0 0x30
-match.all.sync.b64 %y0|%p0, %y1, -1; mov.b32 %r0, %r0 -> %p0 1
+match.all.sync.b64 %r0|%p0, %y1, -1 -> %p0 1
 match.all.sync.b32 %r0|%p0, %tid, -1 -> %r0 0
 redux.sync.add.s32 %r0, %tid, -1 -> %r0 2544
 redux.sync.min.u32 %r0, %tid, -1 -> %r0 64
