@@ -8,12 +8,13 @@
 
 const unsigned THREADS = 256;
 
-// Eight bytes, those from `end` on as zeros.
+// Eight bytes, those from `end` on as zeros. A mask may begin at any address.
 __device__ inline u64 eight(const unsigned char *mask, u64 place, u64 end) {
-    if (place + 8 <= end) return *(const u64 *)(mask + place);
+    const u64 stop = min(end, place + 8);
+    if (stop == place + 8 && (u64)(mask + place) % 8 == 0) return *(const u64 *)(mask + place);
     u64 bytes = 0;
 #pragma unroll 1
-    for (unsigned k = 0; place + k < end; k++) bytes |= (u64)mask[place + k] << 8 * k;
+    for (unsigned k = 0; place + k < stop; k++) bytes |= (u64)mask[place + k] << 8 * k;
     return bytes;
 }
 

@@ -22,6 +22,7 @@ mod graphs;
 #[cfg(feature = "backend-caching")]
 mod growable;
 mod host_memory;
+mod indices;
 mod kernels;
 mod kinds;
 mod layouts;
