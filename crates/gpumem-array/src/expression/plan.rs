@@ -108,7 +108,10 @@ impl KernelPlan {
             order.clear();
             order.extend((0..shape.len()).filter(|axis| shape[*axis] > 1 && is_reduced(*axis) == wanted));
             if wanted && !is_ordered {
-                let slowest = |axis: &usize| unmerged.get(*axis).map_or(0, |stride| stride.unsigned_abs());
+                // Along the memory of the largest arrays, whatever their order in the expression.
+                let slowest = |axis: &usize| {
+                    unmerged.iter().skip(*axis).step_by(shape.len()).map(|stride| stride.unsigned_abs()).max()
+                };
                 order.sort_by_key(|axis| core::cmp::Reverse(slowest(axis)));
             }
             let first = self.lens.len();

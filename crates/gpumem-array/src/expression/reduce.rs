@@ -269,8 +269,10 @@ macro_rules! reductions {
 reductions! {
     /// The sum. Of no elements it is zero. Integers wrap; 16-bit floating-point numbers are added as `f32`.
     ///
-    /// The order of the additions depends only on the number of elements; along an axis also on the other axes, and on whether that axis is
-    /// the one whose elements are next to each other.
+    /// The order of the additions depends on the number of elements and, with several axes, on the order of these in the memory of the arrays,
+    /// the largest if they differ: the sum of a transposed array is that of the array, and may differ from that of a row-major copy in the
+    /// last digits. Along an axis it depends also on the other axes, and on whether that axis is the one whose elements are next to each
+    /// other. It depends neither on the load of the GPU nor on its type.
     sum sum_axis (Arithmetic) Sum E::Elem, Some(E::Elem::ZERO);
     /// The product. Of no elements it is one.
     product product_axis (Arithmetic) Product E::Elem, Some(E::Elem::ONE);

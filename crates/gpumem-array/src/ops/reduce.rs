@@ -11,7 +11,7 @@ readers! {
     Arithmetic;
 
     /// Sums all elements, on the device. An empty sum is zero; integers wrap. The order of the additions depends only on the number of
-    /// elements. [`Lazy`](crate::Lazy) has other reductions, and sums along an axis.
+    /// elements and on the order of the axes in memory; see [`Lazy::sum`](crate::Lazy::sum).
     ///
     /// ```
     /// # use gpumem_array::GpuArray;

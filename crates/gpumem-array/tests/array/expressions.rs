@@ -191,6 +191,28 @@ fn the_order_of_a_sum_is_that_of_its_length() {
     }
 }
 
+/// Axes are added along the memory of the largest operand, whichever comes first.
+#[test]
+fn the_order_of_a_sum_is_that_of_its_layout() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((300, 200), |(i, j)| ((i * 200 + j) as f32 * 0.37).sin() * 1e4);
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    let row = GpuArray::from_array(&gpu, &host.row(7)).unwrap();
+    let column = GpuArray::from_array(&gpu, &host.column(7)).unwrap();
+    let column = column.lazy().insert_axis(Axis(1));
+    let bits = |sum: GpuArray<f32, _>| sum.into_scalar().unwrap().to_bits();
+    let opposite = |sum: GpuArray<f32, _>| (-sum.into_scalar().unwrap()).to_bits();
+    assert_eq!(bits((row.lazy() - &x).sum().unwrap()), opposite((x.lazy() - &row).sum().unwrap()));
+    assert_eq!(bits((column - &x).sum().unwrap()), opposite((x.lazy() - column).sum().unwrap()));
+    // The same memory in the same order.
+    assert_eq!(bits(x.t().sum().unwrap()), bits(x.sum().unwrap()));
+    assert_eq!(bits((row.lazy() - x.t().t()).sum().unwrap()), opposite((x.lazy() - &row).sum().unwrap()));
+    // Padding does not matter.
+    let mut wide = GpuArray::zeros(&gpu, (300, 230)).unwrap();
+    wide.slice_mut(s![.., 3..203]).unwrap().assign(&x).unwrap();
+    assert_eq!(bits(wide.slice(s![.., 3..203]).unwrap().sum().unwrap()), bits(x.sum().unwrap()));
+}
+
 #[test]
 fn truths_equal_ndarray() {
     differential::truths(&gpu());
