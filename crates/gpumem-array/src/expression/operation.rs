@@ -272,7 +272,7 @@ operations! {
     Select select |e, x| choice(e, x[0], x[1], x[2]);
     }
     (3) Real => same {
-    Fma mul_add |e, x| rounded(e, "fma", x);
+    Fma mul_add |e, x| fused(e, x);
     }
     (3) Number => same {
     Clamp clamp |e, x| clamped(e, x);
@@ -284,6 +284,24 @@ fn rounded(e: &mut Emitter, name: &str, x: &[EmittedValue]) -> EmittedValue {
     let of = x[0].of;
     let rounding = if of.is_float() { ".rn" } else { "" };
     instruction(e, &format!("{name}{rounding}.{}", of.name()), x)
+}
+
+/// A product and a sum, rounded once. Of 16 bits they are calculated in `f32`, rounded to odd: an inexact result has the last bit 1, so it
+/// is never halfway between two numbers of 16 bits, and rounding it to them is the only rounding that matters.
+fn fused(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
+    let of = x[0].of;
+    if !matches!(of, ScalarType::F16 | ScalarType::Bf16) {
+        return rounded(e, "fma", x);
+    }
+    let operands: Vec<_> = x.iter().map(|value| &value.register as &dyn core::fmt::Display).collect();
+    let [cut, below, above] =
+        ["rz", "rm", "rp"].map(|to| e.value(ScalarType::F32, &format!("fma.{to}.f32"), &operands));
+    let is_inexact = e.value(ScalarType::Bool, "setp.ne.f32", &[&below, &above]);
+    let bits = e.value(ScalarType::U32, "mov.b32", &[&cut]);
+    let odd = e.value(ScalarType::U32, "or.b32", &[&bits, &1]);
+    let bits = e.value(ScalarType::U32, "selp.b32", &[&odd, &bits, &is_inexact]);
+    let wide = e.value(ScalarType::F32, "mov.b32", &[&bits]);
+    EmittedValue::new(of, e.finished(of, wide))
 }
 
 /// An instruction whose result needs no rounding.

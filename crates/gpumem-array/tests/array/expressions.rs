@@ -2,7 +2,8 @@
 
 use crate::support::gpu;
 use gpumem_array::ndarray::{Array1, Array2, Array3, Axis, Dimension, Ix1, Ix2, RemoveAxis, array, s};
-use gpumem_array::{Arithmetic, ArrayError, Expression, GpuArray, GpuView, Lazy, Real, update};
+use gpumem_array::{Arithmetic, ArrayError, Expression, Gpu, GpuArray, GpuView, Lazy, Real, update};
+use half::{bf16, f16};
 use num_complex::Complex;
 
 mod differential;
@@ -21,6 +22,24 @@ fn functions_are_near_ndarray() {
 #[test]
 fn halves_equal_ndarray() {
     differential::halves(&gpu());
+}
+
+/// Between two numbers of 16 bits, and so near to the middle that `f32` rounds it there.
+#[test]
+fn a_product_and_a_sum_of_16_bits_are_rounded_once() {
+    fn fused<T: Real>(gpu: &Gpu, numbers: [T; 3]) -> T {
+        let [a, b, c] = numbers.map(|number| GpuArray::from_slice(gpu, &[number]).unwrap());
+        a.lazy().mul_add(&b, &c).eval().unwrap().slice(s![0]).unwrap().into_scalar().unwrap()
+    }
+    let gpu = gpu();
+    let unit = 2.0_f32.powi(-10);
+    let half = fused(&gpu, [1.0 + unit, (1.0 - unit) * unit / 2.0, 1.0 + unit].map(f16::from_f32));
+    assert_eq!(half.to_f32(), 1.0 + unit);
+    let brain = |c: f32| fused(&gpu, [7.0, 37.0, c].map(bf16::from_f32)).to_f32();
+    assert_eq!([-1e-6, 0.0, 1e-6].map(brain), [258.0, 260.0, 260.0]);
+    assert_eq!(brain(f32::NEG_INFINITY), f32::NEG_INFINITY);
+    assert!(brain(f32::NAN).is_nan());
+    assert_eq!(fused(&gpu, [3e38, 3.0, -3e38].map(bf16::from_f32)).to_f32(), f32::INFINITY);
 }
 
 #[test]

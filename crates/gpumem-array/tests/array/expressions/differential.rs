@@ -102,6 +102,37 @@ macro_rules! halves {
     )*};
 }
 halves!(f16, bf16);
+
+/// `a * b + c`, rounded to the type once.
+trait Fused: Sized {
+    fn fused(a: Self, b: Self, c: Self) -> Self;
+}
+macro_rules! fused {
+    ($($type:ty),*) => {$(
+        impl Fused for $type {
+            fn fused(a: Self, b: Self, c: Self) -> Self {
+                // The product is exact, and so is the sum of the two parts.
+                let (product, c) = (a.to_f64() * b.to_f64(), c.to_f64());
+                let sum = product + c;
+                let back = sum - product;
+                let rest = (product - (sum - back)) + (c - back);
+                // An inexact number whose last bit is 1 is never between two candidates, so another rounding takes the right one.
+                let mut double = sum.to_bits();
+                if sum.is_finite() && rest != 0.0 && double % 2 == 0 {
+                    double = if (rest > 0.0) == (sum > 0.0) { double + 1 } else { double - 1 };
+                }
+                let exact = f64::from_bits(double);
+                let mut single = (exact as f32).to_bits();
+                let rounded = f64::from(exact as f32);
+                if rounded != exact && !exact.is_nan() && single % 2 == 0 {
+                    single = if rounded.abs() < exact.abs() { single + 1 } else { single - 1 };
+                }
+                Self::from_f32(f32::from_bits(single))
+            }
+        }
+    )*};
+}
+fused!(f16, bf16);
 macro_rules! complex {
     ($($part:ident),*) => {$(
         impl Sample for Complex<$part> {
@@ -287,6 +318,8 @@ pub(crate) fn halves(gpu: &Gpu) {
         "copy" 0 |x, _y| x, |a, _b| a;
         "chain" 0 |x, y| (x * T::from_f32(2.0) + y) / T::from_f32(3.0) - x, |a, b| (a * T::from_f32(2.0) + b) / T::from_f32(3.0) - a;
         "root" 0 |x, y| (-x).abs().sqrt() - y.square(), |a, b| T::from_f32(a.to_f32().abs().sqrt()) - b * b;
+        "fused" 0 |x, y| x.mul_add(y, T::ONE), |a, b| T::fused(a, b, T::ONE);
+        "fused sum" 0 |x, y| (x / T::from_f32(256.0)).mul_add(y, x), |a, b| T::fused(a / T::from_f32(256.0), b, a);
         "choice" 0 |x, y| x.gt(y).select(x, T::ONE), |a, b| if a > b { a } else { T::ONE };
         "to single" 0 |x, y| x.cast::<f32>() * y.cast::<f32>(), |a, b| a.to_f32() * b.to_f32();
         "from double" 0 |x, y| (x.cast::<f64>() * 1.000_001 + y.cast::<f64>()).cast::<f32>(), |a, b| (a.to_f64() * 1.000_001 + b.to_f64()) as f32;
