@@ -1,9 +1,9 @@
 //! `+ - * / %`, their assigning forms, and `-x`. They panic where the `try_…` methods of the arrays return an error.
 //!
-//! The left operand is an array by reference or a view, and the result is a new array. A left operand by value is overwritten if it is in
-//! device memory and has the shape of the result. The right operand is any [`Operand`]. A number can also be the left operand.
+//! The left operand is an array by reference or a view of any kind, and the result is a new array. An array by value is overwritten if it is
+//! in device memory and has the shape of the result. The right operand is any [`Operand`]. A number can also be the left operand.
 
-use crate::array::{GpuArray, GpuView, GpuViewMut};
+use crate::array::{GpuArray, GpuCow, GpuView, GpuViewMut};
 use crate::element::kind::Kind;
 use crate::error::or_panic;
 use crate::expression::evaluate::evaluate;
@@ -17,49 +17,15 @@ use ndarray::Dimension;
 macro_rules! operators {
     ($($name:literal $trait:ident $method:ident $try:ident, $assign_trait:ident $assign:ident $try_assign:ident;)*) => {
         $(
-            /// # Panics
-            ///
-            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
-            impl<T: Arithmetic, D: Dimension, K: Kind, B: Operand<T>> $trait<B> for &GpuArray<T, D, K>
-            where
-                D: Broadcast<B::Dim, Dim: Dimension>,
-                operation::$trait: Calculation<T, Out = T>,
-            {
-                type Output = GpuArray<T, Together<D, B::Dim>>;
-                #[track_caller]
-                fn $method(self, right: B) -> Self::Output {
-                    or_panic(self.$try(right))
-                }
-            }
-
-            /// # Panics
-            ///
-            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
-            impl<T: Arithmetic, D: Dimension, B: Operand<T>> $trait<B> for GpuView<'_, T, D>
-            where
-                D: Broadcast<B::Dim, Dim: Dimension>,
-                operation::$trait: Calculation<T, Out = T>,
-            {
-                type Output = GpuArray<T, Together<D, B::Dim>>;
-                #[track_caller]
-                fn $method(self, right: B) -> Self::Output {
-                    or_panic(self.$try(right))
-                }
-            }
-
-            /// # Panics
-            ///
-            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
-            impl<T: Arithmetic, D: Dimension, B: Operand<T>> $trait<B> for &GpuView<'_, T, D>
-            where
-                D: Broadcast<B::Dim, Dim: Dimension>,
-                operation::$trait: Calculation<T, Out = T>,
-            {
-                type Output = GpuArray<T, Together<D, B::Dim>>;
-                #[track_caller]
-                fn $method(self, right: B) -> Self::Output {
-                    or_panic(self.$try(right))
-                }
+            left_operands! {
+                $trait $method $try;
+                [K: Kind,] &GpuArray<T, D, K>;
+                [] GpuView<'_, T, D>;
+                [] &GpuView<'_, T, D>;
+                [] GpuViewMut<'_, T, D>;
+                [] &GpuViewMut<'_, T, D>;
+                [] GpuCow<'_, T, D>;
+                [] &GpuCow<'_, T, D>;
             }
 
             /// # Panics
@@ -118,31 +84,37 @@ macro_rules! operators {
     };
 }
 
+macro_rules! left_operands {
+    ($trait:ident $method:ident $try:ident; $([$($parameters:tt)*] $left:ty;)*) => {$(
+        /// # Panics
+        ///
+        #[doc = concat!("If `", stringify!($try), "` returns an error.")]
+        impl<T: Arithmetic, D: Dimension, $($parameters)* B: Operand<T>> $trait<B> for $left
+        where
+            D: Broadcast<B::Dim, Dim: Dimension>,
+            operation::$trait: Calculation<T, Out = T>,
+        {
+            type Output = GpuArray<T, Together<D, B::Dim>>;
+            #[track_caller]
+            fn $method(self, right: B) -> Self::Output {
+                or_panic(self.$try(right))
+            }
+        }
+    )*};
+}
+
 macro_rules! numbers {
     ($name:literal $trait:ident $method:ident; $($number:ty),*) => {
         $(
-            /// # Panics
-            ///
-            /// If the operation of the array with the number returns an error.
-            impl<D: Dimension, K: Kind> $trait<&GpuArray<$number, D, K>> for $number {
-                type Output = GpuArray<$number, D>;
-                #[track_caller]
-                fn $method(self, right: &GpuArray<$number, D, K>) -> GpuArray<$number, D> {
-                    self.$method(right.view())
-                }
-            }
-
-            /// # Panics
-            ///
-            /// If the operation of the view with the number returns an error.
-            impl<D: Dimension> $trait<GpuView<'_, $number, D>> for $number {
-                type Output = GpuArray<$number, D>;
-                #[track_caller]
-                fn $method(self, right: GpuView<'_, $number, D>) -> GpuArray<$number, D> {
-                    let left = Constant::new(self);
-                    let expression = Binary::<operation::$trait, _, _>(left, Elements(right), PhantomData);
-                    or_panic(evaluate($name, &expression))
-                }
+            right_operands! {
+                $name $trait $method $number;
+                [, K: Kind] &GpuArray<$number, D, K>;
+                [] GpuView<'_, $number, D>;
+                [] &GpuView<'_, $number, D>;
+                [] GpuViewMut<'_, $number, D>;
+                [] &GpuViewMut<'_, $number, D>;
+                [] GpuCow<'_, $number, D>;
+                [] &GpuCow<'_, $number, D>;
             }
 
             /// # Panics
@@ -157,6 +129,22 @@ macro_rules! numbers {
             }
         )*
     };
+}
+
+macro_rules! right_operands {
+    ($name:literal $trait:ident $method:ident $number:ty; $([$($parameters:tt)*] $right:ty;)*) => {$(
+        /// # Panics
+        ///
+        /// If the operation of the elements with the number returns an error.
+        impl<D: Dimension $($parameters)*> $trait<$right> for $number {
+            type Output = GpuArray<$number, D>;
+            #[track_caller]
+            fn $method(self, right: $right) -> GpuArray<$number, D> {
+                let (left, right) = (Constant::new(self), Elements(right.view()));
+                or_panic(evaluate($name, &Binary::<operation::$trait, _, _>(left, right, PhantomData)))
+            }
+        }
+    )*};
 }
 
 operators! {
@@ -186,4 +174,8 @@ opposites! {
     [K: Kind] &GpuArray<T, D, K>;
     [] GpuView<'_, T, D>;
     [] &GpuView<'_, T, D>;
+    [] GpuViewMut<'_, T, D>;
+    [] &GpuViewMut<'_, T, D>;
+    [] GpuCow<'_, T, D>;
+    [] &GpuCow<'_, T, D>;
 }
