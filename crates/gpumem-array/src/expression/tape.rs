@@ -80,6 +80,8 @@ impl RecordedWord {
 
 struct RecordedArray {
     of: ScalarType,
+    /// Where the storage is, alive while the recording is read. Two storages may be over one address, and each tracks its own uses.
+    storage: usize,
     address: u64,
     /// The bytes that the launch uses. Another view with the same address may use other bytes.
     bytes: ByteSpan,
@@ -112,13 +114,14 @@ impl<'v, 'n> Tape<'v, 'n> {
         axes: impl Iterator<Item = (usize, isize)>,
     ) {
         self.gpu.get_or_insert(gpu);
-        let bytes = one.bytes();
-        let is_same =
-            |known: &RecordedArray| known.address == address && known.of == of && known.bytes == bytes;
+        let (bytes, storage) = (one.bytes(), core::ptr::from_ref(one.storage()).addr());
+        let is_same = |known: &RecordedArray| {
+            known.address == address && known.storage == storage && known.of == of && known.bytes == bytes
+        };
         let arrays = &mut self.recording.arrays;
         let index = arrays.iter().position(is_same).unwrap_or(arrays.len());
         if index == arrays.len() {
-            arrays.push(RecordedArray { of, address, bytes });
+            arrays.push(RecordedArray { of, storage, address, bytes });
             self.arguments.array((one, address));
         }
         self.recording.leaf(ELEMENT, of, index, address, axes);

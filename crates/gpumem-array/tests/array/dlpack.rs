@@ -259,6 +259,31 @@ fn an_array_of_another_library_is_used_in_place() {
     }
 }
 
+/// Two arrays over one address are two arrays, also in an expression: a write of either waits for it.
+#[test]
+fn a_tensor_that_is_imported_twice_is_used_twice() {
+    static DELETED: AtomicUsize = AtomicUsize::new(0);
+    for seed in 0..50 {
+        let gpu = gpu_with(SimConfig::new().seed(seed));
+        let (reader, writer) = (gpu.fork().unwrap(), gpu.fork().unwrap());
+        let first = theirs(&gpu, &DELETED, (&[24], None), |_| {});
+        let data = described(&first).data;
+        let second = theirs(&gpu, &DELETED, (&[24], None), |tensor| tensor.dl_tensor.data = data);
+        // SAFETY: the tensors lie within the memory of the first, and their owner uses it only when they are deleted.
+        let x: DlpackArray<f32, Ix1> = unsafe { DlpackArray::from_dlpack(&gpu, first) }.unwrap();
+        // SAFETY: as above.
+        let mut y: DlpackArray<f32, Ix1> = unsafe { DlpackArray::from_dlpack(&gpu, second) }.unwrap();
+        let sum = (x.view().on(&reader).lazy() + y.view()).eval().unwrap();
+        y.view_mut().unwrap().on_mut(&writer).fill(-1.0).unwrap();
+        gpu.device().synchronize().unwrap();
+        let wanted: Vec<_> = (0..24).map(|index| 2.0 * index as f32).collect();
+        assert_eq!(sum.to_vec().unwrap(), wanted, "replay: GPUMEM_SIM_SEED={seed}");
+        drop((x, y, sum, reader, writer));
+        gpu.device().synchronize().unwrap();
+        check_clean(gpu, seed);
+    }
+}
+
 #[test]
 fn tensors_that_do_not_fit_are_given_back() {
     static DELETED: AtomicUsize = AtomicUsize::new(0);
