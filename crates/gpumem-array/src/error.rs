@@ -194,6 +194,9 @@ pub enum ArrayError {
         /// The maximum size of all arguments, each rounded up to 8 bytes.
         limit_bytes: usize,
     },
+    /// An expression has more arrays, numbers or uses of arrays than one kernel takes.
+    #[error("{operation}: one kernel takes at most {limit} {of}; evaluate a part of the expression first")]
+    ExpressionSize { operation: &'static str, of: &'static str, limit: usize },
     /// A capture or a graph was misused.
     #[error(transparent)]
     Graph(#[from] GraphError),

@@ -257,7 +257,8 @@ impl Filled<'_> {
     fn prepare(self, gpu: &Gpu, operation: &'static str, is_users: bool) -> Result<bool, ArrayError> {
         let Self { launch: Launch { function, arguments }, buffer, counts, uses } = self;
         if counts.is_refused {
-            return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
+            let words_max = if is_users { WORDS_MAX } else { WORDS_MAX_OWN };
+            return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * words_max });
         }
         if counts.is_strided {
             return Err(buffer.not_in_order(operation));

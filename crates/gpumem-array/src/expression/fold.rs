@@ -93,7 +93,7 @@ impl FoldClass {
     }
 
     /// The arrays that the kernel writes.
-    fn results(&self) -> usize {
+    pub(crate) fn results(&self) -> usize {
         if self.is_partial { self.state().len() } else { 1 }
     }
 

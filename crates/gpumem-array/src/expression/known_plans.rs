@@ -33,7 +33,7 @@ impl KnownPlans {
         notes: &mut Notes,
         operation: &'static str,
     ) -> Result<&KnownPlan, ArrayError> {
-        recording.check_counts()?;
+        recording.check_counts(operation)?;
         if self.slots.is_empty() {
             self.slots.resize_with(PLANS_MAX, KnownPlan::default);
         }

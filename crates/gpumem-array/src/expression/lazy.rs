@@ -183,7 +183,8 @@ impl<E: Expression> Lazy<E> {
     /// # Errors
     ///
     /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape.
-    /// - [`ArrayError::TooManyArguments`] if there are more arrays, numbers or axes than a launch can have.
+    /// - [`ArrayError::ExpressionSize`] if there are more than 31 arrays with those of the result, 100 numbers or 250 uses of arrays, and
+    ///   [`ArrayError::TooManyArguments`] if their lengths and strides exceed a launch.
     /// - [`ArrayError::NoPeerAccess`] if an array is on another device than the first, without a link to it.
     /// - [`ArrayError::WrongDevice`] if an array belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.

@@ -5,7 +5,7 @@ use crate::error::ArrayError;
 use crate::expression::operation::row;
 use crate::expression::tape::{
     BEFORE, CAST, ELEMENT, EXPRESSION, INSERT_AXIS, NEW_TARGET, NUMBER, RecordedWord, TARGET, TapeRecording,
-    too_many_arguments,
+    too_large,
 };
 use crate::layout::{ElementOrder, Layout};
 use ndarray::IxDyn;
@@ -65,7 +65,7 @@ impl Notes {
         recording: &TapeRecording,
         operation: &'static str,
     ) -> Result<(), ArrayError> {
-        recording.check_counts()?;
+        recording.check_counts(operation)?;
         self.clear();
         self.array_count = recording.array_count();
         self.numbers.extend(recording.numbers.iter().map(|number| number.bits));
@@ -104,7 +104,7 @@ impl Notes {
             }
         }
         if self.element_count > ELEMENTS_MAX {
-            return Err(too_many_arguments());
+            return Err(too_large(operation, "uses of arrays", ELEMENTS_MAX));
         }
         match new_target {
             Some(of) => self.add_new_target(of),

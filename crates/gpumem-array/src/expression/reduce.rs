@@ -9,7 +9,7 @@ use crate::expression::node::{Converted, Expression, Lazy, Recordable};
 use crate::expression::notes::Notes;
 use crate::expression::plan::{KernelPlan, NARROW_MAX, blocks};
 use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar};
-use crate::expression::tape::Tape;
+use crate::expression::tape::{Tape, check_arrays};
 use crate::expression::text::{NAME, THREADS};
 use crate::gpu::Gpu;
 use crate::kernel::Function;
@@ -176,6 +176,7 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         let (is_partial, array_count) = (division.parts > 1, plan.argument_count);
         let mut class =
             FoldClass { fold, of, out: T::TYPE, threads: division.threads, is_partial, has_states: false };
+        check_arrays(array_count + class.results(), operation)?;
         if !is_partial {
             arguments.array((result.writes(), result.address()));
             division.end(plan, notes, &class, array_count + 1, total);

@@ -187,12 +187,11 @@ impl<'v, 'n> Tape<'v, 'n> {
 }
 
 impl TapeRecording {
-    /// An error if there are more arrays or numbers than a launch can have.
+    /// An error if there are more arrays or numbers than a launch can have. Errors name `operation`.
     #[inline]
-    pub(crate) fn check_counts(&self) -> Result<(), ArrayError> {
-        let fits =
-            self.numbers.len() <= NUMBERS_MAX && self.arrays.len() + self.targets.len() < ARGUMENTS_MAX;
-        if fits { Ok(()) } else { Err(too_many_arguments()) }
+    pub(crate) fn check_counts(&self, operation: &'static str) -> Result<(), ArrayError> {
+        check_arrays(self.arrays.len() + self.targets.len(), operation)?;
+        if self.numbers.len() <= NUMBERS_MAX { Ok(()) } else { Err(too_large(operation, "numbers", NUMBERS_MAX)) }
     }
 
     pub(crate) fn array_count(&self) -> usize {
@@ -234,9 +233,16 @@ impl TapeRecording {
     }
 }
 
+/// An error if a launch cannot have this number of arrays, with those that it writes. Its last argument is the words.
+#[inline]
+pub(crate) fn check_arrays(count: usize, operation: &'static str) -> Result<(), ArrayError> {
+    const LIMIT: usize = ARGUMENTS_MAX - 1;
+    if count <= LIMIT { Ok(()) } else { Err(too_large(operation, "arrays, with those of the result", LIMIT)) }
+}
+
 #[cold]
-pub(crate) fn too_many_arguments() -> ArrayError {
-    ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * ARGUMENTS_MAX }
+pub(crate) fn too_large(operation: &'static str, of: &'static str, limit: usize) -> ArrayError {
+    ArrayError::ExpressionSize { operation, of, limit }
 }
 
 /// The name of an expression in errors, unless it stands for an operation on arrays.

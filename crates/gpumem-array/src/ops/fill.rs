@@ -113,7 +113,9 @@ writers! {
         let mut target = self.view_mut();
         match target.set(bytemuck::bytes_of(&value)) {
             // Of words or axes.
-            Err(ArrayError::TooManyArguments { .. }) => target.repeat(value),
+            Err(ArrayError::TooManyArguments { .. } | ArrayError::ExpressionSize { .. }) => {
+                target.repeat(value)
+            }
             result => result,
         }
     }

@@ -393,3 +393,73 @@ fn what_does_not_fit_is_refused_where_it_runs() {
     assert!(escaped.unwrap().eval().is_err());
     assert!((GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap().lazy() + 1.0).eval().unwrap().is_empty());
 }
+
+/// An expression of ten arrays, with ten leaves.
+macro_rules! ten {
+    ($x:expr) => {
+        $x[0].lazy() + &$x[1] + &$x[2] + &$x[3] + &$x[4] + &$x[5] + &$x[6] + &$x[7] + &$x[8] + &$x[9]
+    };
+}
+
+/// Ten more numbers.
+fn with_ten<E: Expression<Elem = f32>>(x: Lazy<E>) -> Lazy<impl Expression<Elem = f32, Dim = E::Dim>> {
+    x + 1.0 + 1.0 + 1.0 + 1.0 + 1.0 + 1.0 + 1.0 + 1.0 + 1.0 + 1.0
+}
+
+#[test]
+fn what_exceeds_a_kernel_is_refused_with_the_limit() {
+    fn refused<T>(result: Result<T, ArrayError>, wanted: (&str, usize)) {
+        match result.map(drop) {
+            Err(ArrayError::ExpressionSize { of, limit, .. }) => assert_eq!((of, limit), wanted),
+            other => panic!("{other:?}"),
+        }
+    }
+    let gpu = gpu();
+    let array = |value: usize| GpuArray::from_elem(&gpu, 3, value as f32).unwrap();
+    let arrays: Vec<_> = (0..32).map(array).collect();
+    let arrays_limit = ("arrays, with those of the result", 31);
+    let thirty = ten!(arrays) + ten!(arrays[10..]) + ten!(arrays[20..]);
+    assert_eq!(thirty.eval().unwrap().to_vec().unwrap(), [435.0; 3]);
+    assert_eq!(thirty.sum().unwrap().into_scalar().unwrap(), 1305.0);
+    refused((thirty + &arrays[30]).eval(), arrays_limit);
+    refused((thirty + &arrays[30]).sum(), arrays_limit);
+    refused((thirty + &arrays[30] + &arrays[31]).sum(), arrays_limit);
+    let mut target = array(0);
+    target.assign_expr(thirty).unwrap();
+    assert_eq!(target.to_vec().unwrap(), [435.0; 3]);
+    refused(target.assign_expr(thirty + &arrays[30]), arrays_limit);
+    // Variances of many elements take three arrays for their parts.
+    let long: Vec<_> = (0..29).map(|_| GpuArray::<f32, _>::zeros(&gpu, 100_000).unwrap()).collect();
+    let twenty_eight = ten!(long) + ten!(long[10..]) + ten!(long[18..]);
+    assert_eq!(twenty_eight.var(0.0).unwrap().into_scalar().unwrap(), 0.0);
+    refused((twenty_eight + &long[28]).var(0.0), arrays_limit);
+
+    let x = &arrays[1];
+    let forty = with_ten(with_ten(with_ten(with_ten(x.lazy()))));
+    let eighty = forty + with_ten(with_ten(with_ten(with_ten(x.lazy()))));
+    let hundred = eighty + with_ten(with_ten(x.lazy()));
+    assert_eq!(hundred.eval().unwrap().to_vec().unwrap(), [103.0; 3]);
+    refused((hundred + 1.0).eval(), ("numbers", 100));
+
+    let (a, y) = (x.lazy(), &arrays[2]);
+    let a2 = a + y;
+    let a8 = a2 + a2 + (a2 + a2);
+    let a32 = a8 + a8 + (a8 + a8);
+    let a128 = a32 + a32 + (a32 + a32);
+    let leaves = a128 + (a32 + a32 + a32) + (a8 + a8 + a8) + a2;
+    assert_eq!(leaves.eval().unwrap().to_vec().unwrap(), [375.0; 3]);
+    refused((leaves + y).eval(), ("uses of arrays", 250));
+}
+
+/// Lengths and strides are bytes of a launch: of all arrays for each axis that is not merged.
+#[test]
+fn what_exceeds_the_bytes_of_a_launch_is_refused_with_the_limit() {
+    let gpu = gpu();
+    let arrays: Vec<_> =
+        (0..30).map(|_| GpuArray::<f32, _>::zeros(&gpu, (3, 3, 3, 3)).unwrap()).collect();
+    let parts: Vec<_> = arrays.iter().map(|x| x.slice(s![..2, ..2, ..2, ..2]).unwrap()).collect();
+    let twenty = ten!(parts) + ten!(parts[10..]);
+    assert_eq!(twenty.eval().unwrap().to_vec().unwrap(), [0.0; 16]);
+    let error = (twenty + ten!(parts[20..])).eval().unwrap_err();
+    assert!(matches!(error, ArrayError::TooManyArguments { limit: 32, limit_bytes: 1280 }), "{error}");
+}
