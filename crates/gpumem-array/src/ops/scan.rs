@@ -13,7 +13,7 @@ readers! {
     Numeric;
 
     /// The sums of all elements up to each one, in row-major order, on the device. Integers wrap. The order of the additions depends on the
-    /// number of elements alone.
+    /// number of elements alone. A view that is not in row-major order without gaps is copied first.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -40,7 +40,7 @@ readers! {
     }
 
     /// The sums of all elements up to each one along an axis, on the device. Integers wrap. The order of the additions depends on the shape
-    /// alone.
+    /// alone. A view that is not in row-major order without gaps is copied first.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
