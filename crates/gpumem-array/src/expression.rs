@@ -28,7 +28,8 @@ pub use evaluate::{Updated, Updates, update};
 pub use node::{Axes, Broadcast, ConvertsTo, Expression, Lazy, NoAxes, Operand, Together};
 pub use scalar::{Arithmetic, Comparable, Factor, Numeric, Real, Scalar};
 
-use crate::array::{GpuView, readers, writers};
+use crate::array::{GpuArray, GpuView, readers, writers};
+use crate::element::kind::Kind;
 use crate::error::ArrayError;
 use ndarray::Dimension;
 use node::Elements;
@@ -49,6 +50,26 @@ readers! {
     /// ```
     pub fn lazy('v view) -> Lazy<Elements<GpuView<'v, T, D>>> {
         Lazy(Elements(view.clone()))
+    }
+}
+
+impl<T: Scalar, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// The elements as an expression that owns them, so that it can be returned or stored.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{ArrayError, Expression, Gpu, Lazy, ndarray::Ix1};
+    ///
+    /// fn ramp(gpu: &Gpu, len: usize) -> Result<Lazy<impl Expression<Elem = f32, Dim = Ix1>>, ArrayError> {
+    ///     let x = GpuArray::from_fn(gpu, len, |i| i as f32)?;
+    ///     Ok(x.into_lazy() / (len as f32))
+    /// }
+    /// assert_eq!((ramp(&gpu, 4)? * 2.0).eval()?.to_vec()?, [0.0, 0.5, 1.0, 1.5]);
+    /// # Ok::<(), ArrayError>(())
+    /// ```
+    pub fn into_lazy(self) -> Lazy<Elements<Self>> {
+        Lazy(Elements(self))
     }
 }
 
