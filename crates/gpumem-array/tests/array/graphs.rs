@@ -8,7 +8,7 @@ use gpumem_array::pool::sys::Driver;
 use gpumem_array::pool::{Capture, CaptureError, CaptureMode, Device, DeviceError, Pool, PoolError};
 use gpumem_array::{
     ArrayError, Gpu, GpuArray, GpuGraph, GraphError, KernelSource, LaunchShape, Out, UnifiedArray,
-    UninitArray,
+    UninitArray, update,
 };
 use gpumem_sim::{Schedule, Sim, SimConfig};
 
@@ -57,6 +57,28 @@ fn a_graph_runs_at_every_launch() {
     }
     assert_eq!(w.to_vec().unwrap(), [14.0, 28.0]);
     drop((graph, x, w));
+    check_clean(&gpu);
+}
+
+/// An update in a capture: each launch goes on from the elements of the one before.
+#[test]
+fn an_update_is_captured() {
+    let gpu = gpu();
+    let (mut p, mut m, g) = (vector(&gpu, &[1.0, 2.0]), vector(&gpu, &[0.0, 8.0]), vector(&gpu, &[4.0, -4.0]));
+    let (mut graph, ()) = gpu
+        .capture(|c| {
+            update((&mut p.on_mut(c), &mut m.on_mut(c)), |(p, m)| {
+                let m = m * 0.5 + g.lazy();
+                (p - m * 0.25, m)
+            })
+        })
+        .unwrap();
+    assert_eq!(p.to_vec().unwrap(), [1.0, 2.0], "the capture has run");
+    graph.launch(&gpu).write(&mut p).write(&mut m).read(&g).run().unwrap();
+    assert_eq!((p.to_vec().unwrap(), m.to_vec().unwrap()), (vec![0.0, 2.0], vec![4.0, 0.0]));
+    graph.launch(&gpu).write(&mut p).write(&mut m).read(&g).run().unwrap();
+    assert_eq!((p.to_vec().unwrap(), m.to_vec().unwrap()), (vec![-1.5, 3.0], vec![6.0, -4.0]));
+    drop((graph, p, m, g));
     check_clean(&gpu);
 }
 
