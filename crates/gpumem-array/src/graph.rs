@@ -143,7 +143,8 @@ impl Gpu {
     }
 
     /// Loads the kernels of the operations that `work` calls, and runs nothing: of expressions, reductions, updates, products, and of all
-    /// else that a capture can contain. Later operations on arrays with such types and layouts need not load them.
+    /// else that a capture can contain. Later operations on arrays with such types, layouts and numbers of elements need not load them: a
+    /// reduction or product of more or fewer elements may be another kernel, so call it with the sizes that come.
     ///
     /// A kernel is otherwise loaded at its first use, which takes some hundredths of a second on a GPU whose driver does not have it on disk yet,
     /// and may wait for work on the device. `work` runs in a capture that is dropped afterwards, so the rules of [`Gpu::capture`] apply: arrays

@@ -39,7 +39,7 @@ impl<E: Expression> Recordable for E {
 ///
 /// Operators and methods only describe it, and cannot fail: shapes are compared when it is evaluated. It borrows its arrays, which may be
 /// views of any layout. `GpuArray::lazy` has an example.
-#[must_use = "nothing is calculated before `eval`, `assign` or a reduction"]
+#[must_use = "nothing is calculated before `eval`, `assign_expr`, `update` or a reduction"]
 #[derive(Clone, Copy, Debug)]
 pub struct Lazy<E>(pub(crate) E);
 

@@ -270,22 +270,22 @@ macro_rules! reductions {
 reductions! {
     /// The sum. Of no elements it is zero. Integers wrap; 16-bit floating-point numbers are added as `f32`.
     ///
-    /// The order of the additions depends on the number of elements and, with several axes, on the order of these in the memory of the arrays,
-    /// the largest if they differ: the sum of a transposed array is that of the array, and may differ from that of a row-major copy in the
+    /// The order of the additions depends on the number of elements and, with several axes, on which of them are the outer ones in memory, by the
+    /// largest strides of all arrays: the sum of a transposed array is that of the array, and may differ from that of a row-major copy in the
     /// last digits. Along an axis it depends also on the other axes, and on whether that axis is the one whose elements are next to each
-    /// other. It depends neither on the load of the GPU nor on its type.
+    /// other. It depends neither on the GPU nor on its load.
     sum sum_axis (Arithmetic) Sum E::Elem, Some(E::Elem::ZERO);
     /// The product. Of no elements it is one.
     product product_axis (Arithmetic) Product E::Elem, Some(E::Elem::ONE);
     /// The mean.
     mean mean_axis (Real) Mean E::Elem, None;
-    /// The largest element. NaN is passed over.
+    /// The largest element. NaN is passed over; if all are NaN, the result is the least value of the type, which is minus infinity.
     max_element max_axis (Arithmetic + Comparable) Max E::Elem, None;
-    /// The smallest element. NaN is passed over.
+    /// The smallest element. NaN is passed over; if all are NaN, the result is the largest value of the type, which is infinity.
     min_element min_axis (Arithmetic + Comparable) Min E::Elem, None;
-    /// The place of the largest element in row-major order, and of several the first. NaN is passed over.
+    /// The place of the largest element in row-major order, and of several the first. NaN is passed over; if all are NaN, it is 0.
     argmax argmax_axis (Arithmetic + Comparable) ArgMax i64, None;
-    /// The place of the smallest element in row-major order, and of several the first. NaN is passed over.
+    /// The place of the smallest element in row-major order, and of several the first. NaN is passed over; if all are NaN, it is 0.
     argmin argmin_axis (Arithmetic + Comparable) ArgMin i64, None;
     /// The variance: the sum of squared distances from the mean, divided by the number of elements less `ddof`, which is 1 for the variance of
     /// a sample. A large mean costs no digits: states are merged by the formulas of Welford and of Chan, Golub and LeVeque.

@@ -191,7 +191,11 @@ impl TapeRecording {
     #[inline]
     pub(crate) fn check_counts(&self, operation: &'static str) -> Result<(), ArrayError> {
         check_arrays(self.arrays.len() + self.targets.len(), operation)?;
-        if self.numbers.len() <= NUMBERS_MAX { Ok(()) } else { Err(too_large(operation, "numbers", NUMBERS_MAX)) }
+        if self.numbers.len() <= NUMBERS_MAX {
+            Ok(())
+        } else {
+            Err(too_large(operation, "numbers", NUMBERS_MAX))
+        }
     }
 
     pub(crate) fn array_count(&self) -> usize {

@@ -455,8 +455,7 @@ fn what_exceeds_a_kernel_is_refused_with_the_limit() {
 #[test]
 fn what_exceeds_the_bytes_of_a_launch_is_refused_with_the_limit() {
     let gpu = gpu();
-    let arrays: Vec<_> =
-        (0..30).map(|_| GpuArray::<f32, _>::zeros(&gpu, (3, 3, 3, 3)).unwrap()).collect();
+    let arrays: Vec<_> = (0..30).map(|_| GpuArray::<f32, _>::zeros(&gpu, (3, 3, 3, 3)).unwrap()).collect();
     let parts: Vec<_> = arrays.iter().map(|x| x.slice(s![..2, ..2, ..2, ..2]).unwrap()).collect();
     let twenty = ten!(parts) + ten!(parts[10..]);
     assert_eq!(twenty.eval().unwrap().to_vec().unwrap(), [0.0; 16]);

@@ -64,7 +64,8 @@ fn a_graph_runs_at_every_launch() {
 #[test]
 fn an_update_is_captured() {
     let gpu = gpu();
-    let (mut p, mut m, g) = (vector(&gpu, &[1.0, 2.0]), vector(&gpu, &[0.0, 8.0]), vector(&gpu, &[4.0, -4.0]));
+    let (mut p, mut m, g) =
+        (vector(&gpu, &[1.0, 2.0]), vector(&gpu, &[0.0, 8.0]), vector(&gpu, &[4.0, -4.0]));
     let (mut graph, ()) = gpu
         .capture(|c| {
             update((&mut p.on_mut(c), &mut m.on_mut(c)), |(p, m)| {

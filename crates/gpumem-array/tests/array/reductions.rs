@@ -110,6 +110,11 @@ fn extremes_and_norms_of_arrays() {
     assert_eq!(x.argmin_axis(Axis(1)).unwrap().to_vec().unwrap(), [1, 0, 3]);
     let two = x.slice(s![0, ..2]).unwrap();
     assert_eq!(two.norm().unwrap().into_scalar().unwrap(), 5.0);
+    let none = GpuArray::from_elem(&gpu, (2, 70_000), f32::NAN).unwrap();
+    assert_eq!(none.max_element().unwrap().into_scalar().unwrap(), f32::NEG_INFINITY);
+    assert_eq!(none.min_axis(Axis(0)).unwrap().slice(s![7]).unwrap().into_scalar().unwrap(), f32::INFINITY);
+    assert_eq!(none.argmax().unwrap().into_scalar().unwrap(), 0);
+    assert_eq!(none.argmin_axis(Axis(1)).unwrap().to_vec().unwrap(), [0, 0]);
     let truths = GpuArray::from_slice(&gpu, &[0_u8, 3, 255]).unwrap();
     assert_eq!(truths.max_element().unwrap().into_scalar().unwrap(), 255);
 }
