@@ -114,8 +114,8 @@ template <class T> __device__ void normals(T u, unsigned quarters, T rest, T &fi
     second = times(radius, quarters & 2 ? -y : y);
 }
 
-// Values of `kind`; with others, the elements are the words. Normal `double`s have a kernel of their own: they take more registers.
-enum : u64 { UNIFORM_F32 = 1, UNIFORM_F64, NORMAL_F32 };
+// Values of `kind`; the other one is that of `normal_f64`.
+const u64 INTEGERS = 0, UNIFORM_F32 = 1, UNIFORM_F64 = 2, NORMAL_F32 = 3;
 
 // The elements that one block of words becomes, as bits. Integers are the words.
 __device__ void uniform_f32(Words &w) {
@@ -149,13 +149,18 @@ __device__ void normal_f64(Words &w) {
 }
 
 // `out` has `n` words and is aligned to 16 bytes. The last words of the last block may have no place.
-template <class Elements>
-__device__ void fill(unsigned *out, u64 n, u64 seed, u64 stream, u64 first, Elements elements) {
+extern "C" __global__ void gpumem_random(unsigned *out, u64 n, u64 seed, u64 stream, u64 first, u64 kind) {
     const u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x, threads = gridDim.x * (u64)blockDim.x;
 #pragma unroll 1
     for (u64 i = thread; i * 4 < n; i += threads) {
         Words words = philox(seed, stream, first + i);
-        elements(words);
+        const u64 of = unknown(kind);
+        if (of != INTEGERS) {
+            if (of == UNIFORM_F32) uniform_f32(words);
+            else if (of == UNIFORM_F64) uniform_f64(words);
+            else if (of == NORMAL_F32) normal_f32(words);
+            else normal_f64(words);
+        }
         if (i * 4 + 4 <= n) {
             Pack<unsigned> pack;
 #pragma unroll
@@ -167,17 +172,4 @@ __device__ void fill(unsigned *out, u64 n, u64 seed, u64 stream, u64 first, Elem
                 if (i * 4 + k < n) out[i * 4 + k] = words.word[k];
         }
     }
-}
-
-extern "C" __global__ void gpumem_random(unsigned *out, u64 n, u64 seed, u64 stream, u64 first, u64 kind) {
-    fill(out, n, seed, stream, first, [=](Words &words) {
-        const u64 of = unknown(kind);
-        if (of == UNIFORM_F32) uniform_f32(words);
-        else if (of == UNIFORM_F64) uniform_f64(words);
-        else if (of == NORMAL_F32) normal_f32(words);
-    });
-}
-
-extern "C" __global__ void gpumem_random_normal_f64(unsigned *out, u64 n, u64 seed, u64 stream, u64 first) {
-    fill(out, n, seed, stream, first, normal_f64);
 }

@@ -149,9 +149,8 @@ table! {
         ScatterRest "scatter_rest";
     }
     Only RANDOM {
-        // Uniform numbers of all types, and normal ones of `f32`.
+        // Uniform and normal numbers of all types.
         Random "random";
-        RandomNormalF64 "random_normal_f64";
     }
     Only PACK {
         // Fills many arrays from one buffer.

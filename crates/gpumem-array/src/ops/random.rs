@@ -76,17 +76,16 @@ pub trait RandomNormal: Random + sealed::NormalKernel {}
 
 mod sealed {
     pub trait UniformKernel {
-        /// The number by which the kernel for several types knows this one.
+        /// The number by which the kernel knows the type.
         const KIND: u64;
     }
     pub trait NormalKernel {
-        /// Nothing for the type that has a kernel of its own.
-        const KIND: Option<u64>;
+        const KIND: u64;
     }
 }
 
 macro_rules! drawn {
-    ($($type:ty: $kind:literal $($normal:expr)?;)*) => {
+    ($($type:ty: $kind:literal $($normal:literal)?;)*) => {
         $(
             impl Random for $type {}
             impl sealed::UniformKernel for $type {
@@ -95,7 +94,7 @@ macro_rules! drawn {
             $(
                 impl RandomNormal for $type {}
                 impl sealed::NormalKernel for $type {
-                    const KIND: Option<u64> = $normal;
+                    const KIND: u64 = $normal;
                 }
             )?
         )*
@@ -103,8 +102,8 @@ macro_rules! drawn {
 }
 
 drawn! {
-    f32: 1 Some(3);
-    f64: 2 None;
+    f32: 1 3;
+    f64: 2 4;
     i32: 0;
     i64: 0;
     u32: 0;
@@ -158,10 +157,10 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
     ///
     /// [`ArrayError::Pool`] if a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill_random(&mut self, rng: &mut Rng) -> Result<(), ArrayError> {
-        self.draw(Some(<T as sealed::UniformKernel>::KIND), rng)
+        self.draw(<T as sealed::UniformKernel>::KIND, rng)
     }
 
-    fn draw(&mut self, kind: Option<u64>, rng: &mut Rng) -> Result<(), ArrayError> {
+    fn draw(&mut self, kind: u64, rng: &mut Rng) -> Result<(), ArrayError> {
         if self.is_empty() {
             return Ok(());
         }
@@ -169,10 +168,9 @@ impl<T: Random, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let block_count = word_count.div_ceil(4);
         let Rng { seed, stream, next } = *rng;
         let grid = [blocks(block_count, 256), 1, 1];
-        let kernel = if kind.is_some() { Kernel::Random } else { Kernel::RandomNormalF64 };
-        let launch = OwnLaunch::new(self.gpu(), kernel(Only::One), grid, [256, 1, 1])?;
-        let launch = launch.write(self).value(word_count as u64).value(seed).value(stream).value(next);
-        kind.into_iter().fold(launch, |launch, kind| launch.value(kind)).queue("random")?;
+        let launch = OwnLaunch::new(self.gpu(), Kernel::Random(Only::One), grid, [256, 1, 1])?;
+        let launch = launch.write(self).value(word_count as u64);
+        launch.value(seed).value(stream).value(next).value(kind).queue("random")?;
         rng.advance(block_count as u64);
         Ok(())
     }
