@@ -63,28 +63,28 @@ discard.global.L2 [%out], 128; st.global.u32 [%out], %r1; ld.global.u32 %r0, [%o
 createpolicy.fractional.L2::evict_last.b64 %y0, 1.0; mov.u32 %r0, %r1 -> %r0 7
 st.global.u32 [%out], %r1; membar.gl; fence.acq_rel.gpu; fence.proxy.async; ld.global.u32 %r0, [%out] -> %r0 7
 griddepcontrol.wait; nanosleep.u32 20; pmevent 1; mov.u32 %r0, %r1 -> %r0 7
-st.shared.u32 [%s], %tid; bar.sync 0; ld.shared.u32 %r0, [%s5] -> %r0 5
-st.shared.u32 [%s], %tid; barrier.sync.aligned 0; ld.shared.u32 %r0, [%s5] -> %r0 5
-setp.ge.u32 %p0, %tid, 64; st.shared.u32 [%s], %tid; @!%p0 bar.arrive 1, 128; @%p0 bar.sync 1, 128; @%p0 ld.shared.u32 %r0, [%s5] -> %r0 5
-setp.lt.u32 %p0, %tid, 64; st.shared.u32 [%s], %tid; @%p0 bra END; barrier.sync 2, 64; ld.shared.u32 %r0, [%s5+1888]; END: mov.u32 %r0, %r0 -> %r0 64
-setp.lt.u32 %p0, %tid, 3; bar.red.popc.u32 %r0, 1, %p0 -> %r0 3
-setp.lt.u32 %p0, %tid, 127; bar.red.and.pred %p0, 1, %p0 -> %p0 0
-st.shared.u32 [%s], %tid; bar.warp.sync -1; and.b32 %r1, %tid, 96; mad.lo.u32 %r1, %r1, 32, %s5; ld.shared.u32 %r0, [%r1+64] -> %r0 71
-shfl.sync.up.b32 %r0, %tid, 1, 0, -1 -> %r0 68
-shfl.sync.down.b32 %r0|%p0, %tid, 2, 31, -1 -> %r0 71
-shfl.sync.down.b32 %r0|%p0, %tid, 30, 31, -1 -> %p0 0
-shfl.sync.bfly.b32 %r0, %tid, 4, 31, -1 -> %r0 65
-shfl.sync.idx.b32 %r0, %tid, 9, 31, -1 -> %r0 73
-setp.lt.u32 %p1, %tid, 72; vote.sync.all.pred %p0, %p1, -1 -> %p0 0
-setp.lt.u32 %p1, %tid, 72; vote.sync.any.pred %p0, %p1, -1 -> %p0 1
-setp.lt.u32 %p1, %tid, 96; vote.sync.uni.pred %p0, %p1, -1 -> %p0 1
-setp.lt.u32 %p1, %tid, 72; vote.sync.ballot.b32 %r0, %p1, -1 -> %r0 0xff
+st.shared.u32 [%s], %me; bar.sync 0; ld.shared.u32 %r0, [%s5] -> %r0 5
+st.shared.u32 [%s], %me; barrier.sync.aligned 0; ld.shared.u32 %r0, [%s5] -> %r0 5
+setp.ge.u32 %p0, %me, 64; st.shared.u32 [%s], %me; @!%p0 bar.arrive 1, 128; @%p0 bar.sync 1, 128; @%p0 ld.shared.u32 %r0, [%s5] -> %r0 5
+setp.lt.u32 %p0, %me, 64; st.shared.u32 [%s], %me; @%p0 bra END; barrier.sync 2, 64; ld.shared.u32 %r0, [%s5+1888]; END: mov.u32 %r0, %r0 -> %r0 64
+setp.lt.u32 %p0, %me, 3; bar.red.popc.u32 %r0, 1, %p0 -> %r0 3
+setp.lt.u32 %p0, %me, 127; bar.red.and.pred %p0, 1, %p0 -> %p0 0
+st.shared.u32 [%s], %me; bar.warp.sync -1; and.b32 %r1, %me, 96; mad.lo.u32 %r1, %r1, 32, %s5; ld.shared.u32 %r0, [%r1+64] -> %r0 71
+shfl.sync.up.b32 %r0, %me, 1, 0, -1 -> %r0 68
+shfl.sync.down.b32 %r0|%p0, %me, 2, 31, -1 -> %r0 71
+shfl.sync.down.b32 %r0|%p0, %me, 30, 31, -1 -> %p0 0
+shfl.sync.bfly.b32 %r0, %me, 4, 31, -1 -> %r0 65
+shfl.sync.idx.b32 %r0, %me, 9, 31, -1 -> %r0 73
+setp.lt.u32 %p1, %me, 72; vote.sync.all.pred %p0, %p1, -1 -> %p0 0
+setp.lt.u32 %p1, %me, 72; vote.sync.any.pred %p0, %p1, -1 -> %p0 1
+setp.lt.u32 %p1, %me, 96; vote.sync.uni.pred %p0, %p1, -1 -> %p0 1
+setp.lt.u32 %p1, %me, 72; vote.sync.ballot.b32 %r0, %p1, -1 -> %r0 0xff
 activemask.b32 %r0 -> %r0 0xffffffff
-shr.u32 %r1, %tid, 1; match.any.sync.b32 %r0, %r1, -1 -> %r0 0x30
+shr.u32 %r1, %me, 1; match.any.sync.b32 %r0, %r1, -1 -> %r0 0x30
 match.all.sync.b64 %r0|%p0, %y1, -1 -> %p0 1
-match.all.sync.b32 %r0|%p0, %tid, -1 -> %r0 0
-redux.sync.add.s32 %r0, %tid, -1 -> %r0 2544
-redux.sync.min.u32 %r0, %tid, -1 -> %r0 64
+match.all.sync.b32 %r0|%p0, %me, -1 -> %r0 0
+redux.sync.add.s32 %r0, %me, -1 -> %r0 2544
+redux.sync.min.u32 %r0, %me, -1 -> %r0 64
 redux.sync.xor.b32 %r0, %r1, -1 -> %r0 0
 elect.sync %r0|%p0, -1 -> %p0 0
 mov.b64 {%r1, %r0}, %y1 -> %r0 0x01234567
@@ -92,7 +92,7 @@ mov.b32 %r0, {%h1, %h2} -> %r0 0x40003c00
 mov.u32 %r0, %tid.x -> %r0 69
 mov.u64 %y0, %clock64; mov.u64 %y1, %clock64; setp.ge.u64 %p0, %y1, %y0 -> %p0 1
 bra NEXT; mov.u32 %r1, 1; NEXT: mov.u32 %r0, %r1 -> %r0 7
-mov.u32 %r2, 1; brx.idx %r2, LIST; LIST: .branchtargets FIRST, SECOND; FIRST: mov.u32 %r1, 1; SECOND: mov.u32 %r0, %r1 -> %r0 7
+LIST: .branchtargets FIRST, SECOND; mov.u32 %r2, 1; brx.idx %r2, LIST; FIRST: mov.u32 %r1, 1; SECOND: mov.u32 %r0, %r1 -> %r0 7
 call.uni after; mov.u32 %r0, %r1 -> %r0 7
 st.param.b32 [given], %r1; call (made), after_it, (given); ld.param.b32 %r0, [made] -> %r0 8
 mov.u64 %y0, after_it; st.param.b32 [given], %r1; TYPE: .callprototype (.param .b32 _) _ (.param .b32 _); call (made), %y0, (given), TYPE; ld.param.b32 %r0, [made] -> %r0 8
@@ -161,11 +161,11 @@ pub(crate) fn module_of(statements: &str, register: &str) -> String {
          .func (.param .b32 made) after_it(.param .b32 given) {{ .reg .b32 %r; ld.param.b32 %r, [given]; add.u32 %r, %r, 1; st.param.b32 [made], %r; ret; }}\n\
          .visible .entry k(.param .u64 in, .param .u64 out, .param .u64 results, .param .u32 number) {{\n\
          .reg .pred %p<3>; .reg .b16 %h<4>; .reg .b32 %r<4>; .reg .b64 %y<2>; .reg .f32 %f<4>; .reg .f64 %d<3>;\n\
-         .reg .b64 %in; .reg .b64 %out; .reg .b64 %result; .reg .b64 %at; .reg .b32 %tid; .reg .b32 %s; .reg .b32 %s5;\n\
+         .reg .b64 %in; .reg .b64 %out; .reg .b64 %result; .reg .b64 %at; .reg .b32 %me; .reg .b32 %s; .reg .b32 %s5;\n\
          .shared .align 32 .b8 shared[4096]; .local .align 8 .b8 mine[8]; .param .b32 given; .param .b32 made;\n\
-         mov.u32 %tid, %tid.x; ld.param.u64 %in, [in]; ld.param.u64 %out, [out]; ld.param.u64 %result, [results];\n\
-         mul.wide.u32 %at, %tid, {BYTES}; add.u64 %in, %in, %at; add.u64 %out, %out, %at; mul.wide.u32 %at, %tid, 8; add.u64 %result, %result, %at;\n\
-         mov.u32 %s5, shared; mad.lo.u32 %s, %tid, 32, %s5; add.u32 %s5, %s5, 160;\n\
+         mov.u32 %me, %tid.x; ld.param.u64 %in, [in]; ld.param.u64 %out, [out]; ld.param.u64 %result, [results];\n\
+         mul.wide.u32 %at, %me, {BYTES}; add.u64 %in, %in, %at; add.u64 %out, %out, %at; mul.wide.u32 %at, %me, 8; add.u64 %result, %result, %at;\n\
+         mov.u32 %s5, shared; mad.lo.u32 %s, %me, 32, %s5; add.u32 %s5, %s5, 160;\n\
          st.shared.v2.u32 [%s], {{0x0a0b0c0d, 0x01020304}}; bar.sync 0;\n\
          mov.u32 %r0, 0; mov.u32 %r1, 7; mov.u32 %r2, -3; mov.u32 %r3, 0x12345678; mov.u64 %y0, 0; mov.u64 %y1, 0x0123456789abcdef;\n\
          mov.b16 %h0, 0; mov.b16 %h1, 0x3c00; mov.b16 %h2, 0x4000; mov.b16 %h3, 0x4200;\n\

@@ -83,23 +83,21 @@ fn products_with_vectors<T: Real + Numeric>(gpu: &Gpu) -> Vec<u8> {
 }
 
 /// Every function, of numbers within its domain.
-fn functions<T: Real>(gpu: &Gpu) -> Vec<u8> {
+fn functions<T: Real>(gpu: &Gpu) -> Vec<(&'static str, Vec<u8>)> {
     let (x, y) = (array::<T>(gpu, 3_000, 8), array::<T>(gpu, 3_000, 9));
     let [ten, minus_ten, one, minus_one, little] = [10.0, -10.0, 1.0, -1.0, 1.0 / 128.0].map(T::from_f64);
-    let mut found = Vec::new();
     macro_rules! each {
-        ($($result:expr;)*) => {$(found.extend(bytes(&$result.eval().unwrap()));)*};
+        ($($result:expr;)*) => { vec![$((stringify!($result), bytes(&$result.eval().unwrap()))),*] };
     }
     let lazy = || x.lazy();
     each! {
-        lazy().sqrt(); lazy().recip(); lazy() / &y; lazy().mul_add(&y, &x); lazy() % &y;
+        lazy().abs().sqrt(); lazy().recip(); lazy() / &y; lazy().mul_add(&y, &x); lazy() % &y;
         lazy().max(minus_ten).min(ten).exp(); lazy().max(minus_ten).min(ten).exp2(); lazy().exp_m1();
         lazy().abs().ln(); lazy().abs().log2(); lazy().abs().log10(); lazy().abs().ln_1p();
         lazy().sin(); lazy().cos(); lazy().tan(); lazy().atan(); lazy().tanh(); lazy().sinh(); lazy().cosh();
         (lazy() * little).asin(); (lazy() * little).acos(); (lazy() * little).erf(); lazy().cbrt();
         lazy().abs().pow(y.lazy().max(minus_one).min(one)); lazy().atan2(&y); lazy().hypot(&y); lazy().powi(3);
     }
-    found
 }
 
 /// Sums and their like, of all elements and along each axis.
@@ -188,10 +186,6 @@ const WORKS: &[Work] = &[
     ("products of bf16", products::<bf16>),
     ("products of f32 with vectors", products_with_vectors::<f32>),
     ("products of f64 with vectors", products_with_vectors::<f64>),
-    ("functions of f32", functions::<f32>),
-    ("functions of f64", functions::<f64>),
-    ("functions of f16", functions::<f16>),
-    ("functions of bf16", functions::<bf16>),
     ("reductions of f32", reductions::<f32>),
     ("reductions of f64", reductions::<f64>),
     ("reductions of bf16", reductions::<bf16>),
@@ -202,6 +196,24 @@ const WORKS: &[Work] = &[
     ("kernels of examples and tests", others),
 ];
 
+type Functions = (&'static str, fn(&Gpu) -> Vec<(&'static str, Vec<u8>)>);
+
+const FUNCTIONS: &[Functions] = &[
+    ("f32", functions::<f32>),
+    ("f64", functions::<f64>),
+    ("f16", functions::<f16>),
+    ("bf16", functions::<bf16>),
+];
+
+/// Where two results differ.
+fn difference(name: &str, found: &[u8], expected: &[u8]) -> Option<String> {
+    assert_eq!(found.len(), expected.len(), "{name}");
+    let different: Vec<usize> = (0..found.len()).filter(|at| found[*at] != expected[*at]).collect();
+    let first = different.first()? & !7;
+    let [here, there] = [found, expected].map(|bytes| &bytes[first..bytes.len().min(first + 8)]);
+    Some(format!("{name}: {} of {} bytes, at {first} {here:x?} for {there:x?}", different.len(), found.len()))
+}
+
 cases! {
     fn same_bits(driver: &Driver) {
         let gpu = |driver: &Driver| Gpu::new(&Pool::new(&Device::new(driver, 0).unwrap()).unwrap()).unwrap();
@@ -209,11 +221,11 @@ cases! {
         let here = gpu(&gpumem_sim::driver(SimConfig::new().seed(77)).unwrap());
         let mut different = Vec::new();
         for (name, work) in WORKS {
-            let (found, expected) = (work(&there), work(&here));
-            assert_eq!(found.len(), expected.len());
-            let bytes: Vec<usize> = (0..found.len()).filter(|at| found[*at] != expected[*at]).collect();
-            if let Some(first) = bytes.first() {
-                different.push(format!("{name}: {} of {} bytes, the first at {first}", bytes.len(), found.len()));
+            different.extend(difference(name, &work(&there), &work(&here)));
+        }
+        for (kind, work) in FUNCTIONS {
+            for ((name, found), (_, expected)) in work(&there).into_iter().zip(work(&here)) {
+                different.extend(difference(&format!("{kind}: {name}"), &found, &expected));
             }
         }
         assert!(different.is_empty(), "{}", different.join("\n"));
