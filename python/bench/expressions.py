@@ -35,7 +35,7 @@ def milliseconds(work, rounds=20):
 
 
 def host_microseconds(work, rounds=500):
-    """The mean time of a call; a queue takes so many launches without a wait of the host."""
+    """The mean time of a call, of few enough for the stream's queue: the host never waits for the device."""
     for _ in range(200):
         work()
     torch.cuda.synchronize()

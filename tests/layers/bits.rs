@@ -151,14 +151,14 @@ fn others(gpu: &Gpu) -> Vec<u8> {
     let launch = launch.write(&mut weight).write(&mut offset).write(&mut moments).read(&sums).read(&sum);
     let launch = launch.scalar(columns as u32).scalar(0.01_f32).scalar(0.9_f32).scalar(0.999_f32);
     let launch = launch.scalar(0.001_f32).scalar(0.3_f32).scalar(1e-8_f32);
-    // SAFETY: as above.
+    // SAFETY: the arguments are the kernel's parameters, and the arrays have the lengths that it is given.
     unsafe { launch.enqueue(gpu).unwrap() };
     found.extend([bytes(&weight), bytes(&offset), bytes(&moments)].concat());
 
     let (mut y, x) = (array::<f32>(gpu, 1000, 24), array::<f32>(gpu, 1000, 25));
     let axpy = gpu.compile(&AXPY).unwrap().function("axpy").unwrap();
     let launch = axpy.launch(LaunchShape::for_len(1000)).write(&mut y).scalar(0.3_f32);
-    // SAFETY: as above.
+    // SAFETY: the arguments are the kernel's parameters, and the arrays have the lengths that it is given.
     unsafe { launch.read(&x).scalar(1000_u64).enqueue(gpu).unwrap() };
     found.extend(bytes(&y));
     found

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     main_job(&often)?;
     large(&seldom)?;
     expressions(&seldom, [large_len(&gpu, 1 << 16) / 1024, 1024])?;
-    // A queue takes so many launches without a wait of the host.
+    // Few enough calls for the stream's queue, so that the host never waits for the device.
     let small = Bench { gpu: &gpu, rounds: rounds / 4, suffix: ", 1024" };
     expressions(&small, [32, 32])?;
     by_indices(&seldom)?;

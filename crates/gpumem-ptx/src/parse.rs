@@ -8,7 +8,7 @@ use crate::syntax::{
     Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourceFile, Space, Statement,
     Type, Variable,
 };
-use constant::{Constant, OPERATORS};
+use constant::{ConstantValue, OPERATORS};
 use std::collections::HashMap;
 use text::{Word, Words};
 
@@ -794,7 +794,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// `array[2]`, of which the name was read.
+    /// `array[2]`, after the name.
     fn element(&mut self, name: &'t str) -> Result<Operand<'t>> {
         self.expect(b'[')?;
         let index = self.simple_operand()?;
@@ -811,18 +811,18 @@ impl<'t> Parser<'t> {
         self.constant_from(value)
     }
 
-    /// The same, of which the first number was read.
-    fn constant_from(&mut self, first: Constant) -> Result<Operand<'t>> {
+    /// A constant expression, after its first number.
+    fn constant_from(&mut self, first: ConstantValue) -> Result<Operand<'t>> {
         let value = self.binary(first, 0, 0)?;
         Ok(match self.chosen(value, 0)? {
-            Constant::Integer(bits) => Operand::Integer(bits),
-            Constant::Single(bits) => Operand::Single(bits),
-            Constant::Double(value) => Operand::Double(value.to_bits()),
+            ConstantValue::Integer(bits) => Operand::Integer(bits),
+            ConstantValue::Single(bits) => Operand::Single(bits),
+            ConstantValue::Double(value) => Operand::Double(value.to_bits()),
         })
     }
 
     /// `? 1 : 2` behind a condition, or nothing.
-    fn chosen(&mut self, condition: Constant, depth: usize) -> Result<Constant> {
+    fn chosen(&mut self, condition: ConstantValue, depth: usize) -> Result<ConstantValue> {
         if !self.take(b'?')? {
             return Ok(condition);
         }
@@ -832,14 +832,14 @@ impl<'t> Parser<'t> {
         Ok(if condition.is_true() { first } else { second })
     }
 
-    fn expression(&mut self, depth: usize) -> Result<Constant> {
+    fn expression(&mut self, depth: usize) -> Result<ConstantValue> {
         let first = self.unary(depth)?;
         let value = self.binary(first, 0, depth)?;
         self.chosen(value, depth)
     }
 
     /// Operators that bind at least as tightly as those of a level, behind their first operand.
-    fn binary(&mut self, first: Constant, level: usize, depth: usize) -> Result<Constant> {
+    fn binary(&mut self, first: ConstantValue, level: usize, depth: usize) -> Result<ConstantValue> {
         let Some(operators) = OPERATORS.get(level) else { return Ok(first) };
         let mut value = self.binary(first, level + 1, depth)?;
         while let Some(operator) = self.operator(operators)? {
@@ -878,16 +878,16 @@ impl<'t> Parser<'t> {
     }
 
     /// A number, or an expression in parentheses, with the operators before it.
-    fn unary(&mut self, depth: usize) -> Result<Constant> {
+    fn unary(&mut self, depth: usize) -> Result<ConstantValue> {
         let (word, place) = self.next()?;
         if depth > EXPRESSION_DEPTH_MAX {
             return Err(PtxError::syntax(place, "an expression is nested too deeply"));
         }
         Ok(match word {
-            Word::Integer(value) => Constant::Integer(value),
-            Word::Single(bits) => Constant::Single(bits),
-            Word::Double(bits) => Constant::Double(f64::from_bits(bits)),
-            Word::Name("WARP_SZ") => Constant::Integer(32),
+            Word::Integer(value) => ConstantValue::Integer(value),
+            Word::Single(bits) => ConstantValue::Single(bits),
+            Word::Double(bits) => ConstantValue::Double(f64::from_bits(bits)),
+            Word::Name("WARP_SZ") => ConstantValue::Integer(32),
             Word::Mark(mark @ (b'-' | b'+' | b'~' | b'!')) => self.unary(depth + 1)?.unary(mark, place)?,
             Word::Mark(b'(') => match self.peek()?.0 {
                 // Integers have 64 bits already.
@@ -917,7 +917,7 @@ impl<'t> Parser<'t> {
             return Ok(0);
         }
         match self.expression(0)? {
-            Constant::Integer(distance) => Ok(distance as i64),
+            ConstantValue::Integer(distance) => Ok(distance as i64),
             _ => Err(PtxError::syntax(place, "a distance has a fraction")),
         }
     }

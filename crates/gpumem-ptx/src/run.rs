@@ -236,11 +236,11 @@ fn greatest_divisor(a: u64, b: u64) -> u64 {
 
 /// The blocks that usually run at the same time, if they run for long.
 const RESIDENT: usize = 64;
-/// Others begin rarely once they hold so many bytes: blocks of a right program may wait for all others.
+/// Once running blocks hold this many bytes, others seldom begin. They still do, because in a correct program a block may wait for all others.
 const RESIDENT_BYTES: u64 = 1 << 30;
-/// What the blocks that run hold at most before another one begins, or a call needs more: large blocks, and deep recursion in many threads.
+/// Once running blocks hold this many bytes, no other block begins. Large blocks and deep recursion in many threads get here.
 const HELD_BYTES_MAX: u64 = 4 << 30;
-/// And those at most, as many as a large device has.
+/// The most blocks that run at the same time, as many as on a large device.
 const RESIDENT_MAX: usize = 132 * 32;
 
 #[cfg(test)]

@@ -60,7 +60,8 @@ pub(crate) enum Profile {
     Tests,
 }
 
-/// Builds a package's library and returns its files: the shared one, the static one and Rust's.
+/// Builds a package's library and returns its files: the shared one, the static one and Rust's. With [`Profile::Tests`] an example that is a
+/// library can be named too.
 pub(crate) fn library(package: &str, profile: Profile) -> Result<Vec<PathBuf>> {
     let (name, mut files) = (package.replace('-', "_"), Vec::new());
     let args: &[&str] = match profile {

@@ -184,9 +184,9 @@ compressed! {
 macro_rules! products {
     ($($index:ty)*) => {$(
         impl<T: Numeric, K: Kind, L: Kind> Csr<GpuArray<T, Ix1, K>, GpuArray<$index, Ix1, L>> {
-            /// Multiplies the matrix by a vector or a matrix, in one launch. Floats are summed in an order that depends only on the number
-            /// of the row's elements; integers wrap. [`Csr::new`] cannot check arrays on the device, so the kernel does: it leaves
-            /// out elements whose offset or index is outside the matrix.
+            /// Multiplies the matrix by a vector or a matrix, in one launch. Floats are summed in an order that depends only on how many
+            /// elements the row has; integers wrap. [`Csr::new`] cannot check arrays on the device, so the kernel does: it skips elements
+            /// whose offset or index is outside the matrix.
             ///
             /// ```
             /// use gpumem_adapt::array::{Gpu, GpuArray, pool::{Device, Pool}};

@@ -52,7 +52,7 @@ pub(crate) struct TapeRecording {
     targets: Vec<ScalarType>,
 }
 
-/// What a word of a recording says.
+/// One word of a recording, unpacked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordedWord {
     pub(crate) token: u8,

@@ -271,7 +271,7 @@ fn a_tensor_that_is_imported_twice_is_used_twice() {
         let second = theirs(&gpu, &DELETED, (&[24], None), |tensor| tensor.dl_tensor.data = data);
         // SAFETY: the tensors lie within the memory of the first, and their owner uses it only when they are deleted.
         let x: DlpackArray<f32, Ix1> = unsafe { DlpackArray::from_dlpack(&gpu, first) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: that holds for the second tensor too.
         let mut y: DlpackArray<f32, Ix1> = unsafe { DlpackArray::from_dlpack(&gpu, second) }.unwrap();
         let sum = (x.view().on(&reader).lazy() + y.view()).eval().unwrap();
         y.view_mut().unwrap().on_mut(&writer).fill(-1.0).unwrap();

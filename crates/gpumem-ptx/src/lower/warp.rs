@@ -34,7 +34,7 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(true)
     }
 
-    /// The two registers of `d|p`, of which the second is a predicate.
+    /// The two destinations `d|p`; the second is a predicate.
     fn pair(&self, operand: &Operand<'t>, of: Type) -> Result<(Option<u32>, Option<u32>)> {
         let (first, second) = match operand {
             Operand::Pair(first, second) => (*first, *second),

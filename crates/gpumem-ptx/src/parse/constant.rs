@@ -1,11 +1,11 @@
-//! Constant expressions: `4*8`, `(1<<2)|1`, `~15`. Pure.
+//! ConstantValue expressions: `4*8`, `(1<<2)|1`, `~15`. Pure.
 
 use crate::error::{Place, PtxError};
 
 /// The value of an expression, or of a part of one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Constant {
-    /// Of 64 bits. Signed, unless it is larger than any signed number.
+pub(crate) enum ConstantValue {
+    /// 64 bits, taken as signed.
     Integer(u64),
     /// The bits of a number written as `0f…`.
     Single(u32),
@@ -26,10 +26,9 @@ pub(crate) const OPERATORS: [&[&str]; 10] = [
     &["*", "/", "%"],
 ];
 
-impl Constant {
+impl ConstantValue {
     pub(crate) fn double(self) -> f64 {
         match self {
-            Self::Integer(bits) if is_unsigned(bits) => bits as f64,
             Self::Integer(bits) => bits as i64 as f64,
             Self::Single(bits) => f32::from_bits(bits).into(),
             Self::Double(value) => value,
@@ -68,19 +67,15 @@ impl Constant {
     }
 }
 
-fn is_unsigned(bits: u64) -> bool {
-    bits > i64::MAX as u64
-}
-
-fn truth(is_true: bool) -> Constant {
-    Constant::Integer(is_true.into())
+fn truth(is_true: bool) -> ConstantValue {
+    ConstantValue::Integer(is_true.into())
 }
 
 /// `None` for a division by zero.
-fn integers(operator: &str, a: u64, b: u64) -> Option<Constant> {
+fn integers(operator: &str, a: u64, b: u64) -> Option<ConstantValue> {
     let (signed_a, signed_b) = (a as i64, b as i64);
     let by = u32::try_from(b).unwrap_or(u32::MAX);
-    Some(Constant::Integer(match operator {
+    Some(ConstantValue::Integer(match operator {
         "+" => a.wrapping_add(b),
         "-" => a.wrapping_sub(b),
         "*" => a.wrapping_mul(b),
@@ -103,12 +98,12 @@ fn integers(operator: &str, a: u64, b: u64) -> Option<Constant> {
 }
 
 /// `None` for an operator that fractions do not have.
-fn doubles(operator: &str, a: f64, b: f64) -> Option<Constant> {
+fn doubles(operator: &str, a: f64, b: f64) -> Option<ConstantValue> {
     Some(match operator {
-        "+" => Constant::Double(a + b),
-        "-" => Constant::Double(a - b),
-        "*" => Constant::Double(a * b),
-        "/" => Constant::Double(a / b),
+        "+" => ConstantValue::Double(a + b),
+        "-" => ConstantValue::Double(a - b),
+        "*" => ConstantValue::Double(a * b),
+        "/" => ConstantValue::Double(a / b),
         "==" => truth(a == b),
         "!=" => truth(a != b),
         "<" => truth(a < b),
@@ -117,4 +112,16 @@ fn doubles(operator: &str, a: f64, b: f64) -> Option<Constant> {
         ">=" => truth(a >= b),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_negative_integer_beside_a_fraction_stays_negative() {
+        let minus_one = ConstantValue::Integer(u64::MAX);
+        assert_eq!(minus_one.double(), -1.0);
+        assert_eq!(doubles("*", minus_one.double(), 0.5), Some(ConstantValue::Double(-0.5)));
+    }
 }

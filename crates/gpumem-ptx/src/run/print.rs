@@ -11,7 +11,7 @@ const TEXT_BYTES_MAX: u64 = 1 << 12;
 /// The bytes that a launch prints, at most: the default size of a device's buffer. More is dropped.
 const PRINTED_BYTES_MAX: usize = 1 << 20;
 
-/// Formatting so many bytes takes as long as a step.
+/// The bytes of formatted output that count as one step.
 const BYTES_A_STEP: u64 = 16;
 
 impl Run<'_> {

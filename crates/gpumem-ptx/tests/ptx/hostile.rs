@@ -381,7 +381,7 @@ fn a_launch_with_more_shared_memory_than_a_block_has() {
     );
 }
 
-/// What is dropped has to be formatted, too.
+/// Output beyond the limit is formatted before it is dropped, so it counts as well.
 #[test]
 fn a_loop_that_prints_ends_in_time() {
     let text = ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
