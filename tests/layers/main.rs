@@ -14,6 +14,7 @@ mod expressions;
 mod held;
 mod kernels;
 mod launches;
+mod spilling;
 mod stream_entries;
 mod texts;
 mod transfers;

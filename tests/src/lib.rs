@@ -83,6 +83,7 @@ pages! {
     Service = "../../docs/learn/service.md";
     LargerThanMemory = "../../docs/learn/larger-than-memory.md";
     Arrays = "../../docs/how-to/arrays.md";
+    LargerThanTheDevice = "../../docs/how-to/larger-than-the-device.md";
     OutOfMemory = "../../docs/how-to/out-of-memory.md";
     TestWithoutAGpu = "../../docs/how-to/test-without-a-gpu.md";
     CheckKernels = "../../docs/how-to/check-kernels.md";

@@ -540,7 +540,7 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     let plan = match target.layout().common_order(source.layout()) {
         Some(_) => LayoutPlan::run(target.layout(), source.layout(), size_of::<T>()),
         None => {
-            let bases = [target.storage().address(), source.storage().address()];
+            let bases = [target.storage().planned(), source.storage().planned()];
             LayoutPlan::copy(target.layout(), source.layout(), size_of::<T>(), bases)
         }
     };
@@ -562,7 +562,8 @@ fn copy_on<T: Element, D: Dimension, E: Dimension>(
     let uses = [source, target];
     uses.into_iter().try_for_each(|one| one.order(gpu, COPY))?;
     let driver = gpu.device().driver();
-    queue_copy(gpu, uses, |stream| {
+    queue_copy(gpu, uses, |stream, placed| {
+        let (to, from) = (target.at(to, placed), source.at(from, placed));
         // SAFETY: the plan names the elements of both views, which lie within their blocks, alive and accessible to this device. The views
         // do not overlap, since one is borrowed exclusively. The stream has been ordered after what conflicts.
         unsafe {
@@ -581,9 +582,9 @@ enum DriverCopy {
     Rows(Pitched),
 }
 
-/// The address at an offset in bytes.
+/// The planned address at an offset in bytes.
 pub(crate) fn at(storage: &ArrayStorage, offset: isize) -> u64 {
-    storage.address().wrapping_add_signed(offset as i64)
+    storage.planned().wrapping_add_signed(offset as i64)
 }
 
 /// Copies host elements over a view: in column-major order if it is contiguous only in that order, otherwise in row-major order.
@@ -607,13 +608,13 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     let gpu = lane.gpu();
     if target.layout().order().is_some() {
         target.writes().order(gpu, UPLOAD)?;
-        pageable::upload(gpu, target.writes(), target.address(), bytemuck::cast_slice(elements))?;
+        pageable::upload(gpu, target.writes(), target.planned(), bytemuck::cast_slice(elements))?;
         return lane.finish();
     }
     let order = target.layout().order().unwrap_or(ElementOrder::Row);
     let host = Layout::dense(target.raw_dim(), order, size_of::<T>())?;
     // The host side has no base: kernels cannot access it.
-    let plan = LayoutPlan::copy(target.layout(), &host, size_of::<T>(), [target.storage().address(), 0]);
+    let plan = LayoutPlan::copy(target.layout(), &host, size_of::<T>(), [target.storage().planned(), 0]);
     if let Form::Strided(_) = plan.form {
         let gathered = UninitArray::with_order(gpu, target.raw_dim(), order)?.copy_from_slice(elements)?;
         return copy(target, &gathered.view());
@@ -621,8 +622,9 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     target.writes().order(gpu, UPLOAD)?;
     let to = at(target.storage(), plan.to);
     let from = elements.as_ptr().expose_provenance().wrapping_add_signed(plan.from);
-    run_borrowed(gpu, target.writes(), UPLOAD, |raw| {
-        let driver = gpu.device().driver();
+    let writes = target.writes();
+    run_borrowed(gpu, writes, UPLOAD, |raw, placed| {
+        let (driver, to) = (gpu.device().driver(), writes.at(to, placed));
         // SAFETY: the target is alive, has as many elements as the slice, and is ordered after what conflicts. The slice is borrowed
         // until this function returns, and `run_borrowed` returns when the copy is done.
         unsafe {
@@ -650,7 +652,7 @@ pub(crate) fn upload_cast<T: Cast<U>, U: Element, D: Dimension>(
     target.gpu().check_runs(UPLOAD)?;
     let lane = CopyLane::of(target.gpu(), target.home(), target.storage(), UPLOAD)?;
     target.writes().order(lane.gpu(), UPLOAD)?;
-    pageable::upload_cast::<T, U>(lane.gpu(), target.writes(), target.address(), elements)?;
+    pageable::upload_cast::<T, U>(lane.gpu(), target.writes(), target.planned(), elements)?;
     lane.finish()
 }
 
@@ -724,7 +726,7 @@ unsafe fn download_to<T: Element, D: Dimension>(
     }
     let order = source.layout().order().unwrap_or(ElementOrder::Row);
     let host = Layout::dense(source.raw_dim(), order, size_of::<T>())?;
-    let plan = LayoutPlan::copy(&host, source.layout(), size_of::<T>(), [0, source.storage().address()]);
+    let plan = LayoutPlan::copy(&host, source.layout(), size_of::<T>(), [0, source.storage().planned()]);
     if let Form::Strided(_) = plan.form {
         // SAFETY: the caller's promise, for the same elements.
         return unsafe { download_to(&source.on(gpu).to_order(order)?.view(), elements) };
@@ -736,8 +738,9 @@ unsafe fn download_to<T: Element, D: Dimension>(
         return unsafe { pageable::download(gpu, source.reads(), (elements.cast(), from), size_bytes) };
     }
     let to = elements.expose_provenance().wrapping_add_signed(plan.to);
-    run_borrowed(gpu, source.reads(), DOWNLOAD, |raw| {
-        let driver = gpu.device().driver();
+    let reads = source.reads();
+    run_borrowed(gpu, reads, DOWNLOAD, |raw, placed| {
+        let (driver, from) = (gpu.device().driver(), reads.at(from, placed));
         // SAFETY: the source is alive, and is ordered after what wrote it. The caller has room for its elements, which nothing else
         // accesses before this returns, and then the copy is done. All of the room is written: the host's layout has no gaps.
         unsafe {

@@ -292,8 +292,9 @@ impl CaptureGpu {
 
 /// Queues the value of one element. The stream has been ordered for it, and the array has as many bytes.
 fn write(gpu: &Gpu, storage: &ArrayStorage, bytes: &[u8]) -> Result<(), ArrayError> {
-    let (driver, address) = (gpu.device().driver(), storage.address());
-    queue(gpu, [Use::whole(storage, Access::Write)], |stream| {
+    let (driver, one) = (gpu.device().driver(), Use::whole(storage, Access::Write));
+    queue(gpu, [one], |stream, placed| {
+        let address = one.at(storage.planned(), placed);
         // SAFETY: the bytes lie within live memory of this device, which the stream may write. Words lie at multiples of their size from
         // the start of a block.
         bytes.chunks(4).enumerate().try_for_each(|(index, bytes)| unsafe {

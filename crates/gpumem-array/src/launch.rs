@@ -9,7 +9,7 @@ use crate::kernel::library::DeclaredBytes;
 use crate::kernel::table::Kernel;
 use crate::kernel::{ARGUMENTS_MAX, Function, Parameter, library};
 use crate::layout::{ElementOrder, Layout};
-use crate::storage::{Access, ArrayStorage, Use, order_all, prefetch, queue_inlined};
+use crate::storage::{Access, ArrayStorage, Placed, Use, order_all, prefetch, queue_inlined};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::marker::PhantomData;
@@ -103,7 +103,7 @@ impl<'a> Launch<'a> {
     pub fn read<A: AsView + ?Sized>(self, array: &'a A) -> Self {
         let view = array.as_view();
         let is_standard = view.layout().is_row_major();
-        let launch = self.with_view(view.reads(), view.address());
+        let launch = self.with_view(view.reads(), view.planned());
         if is_standard { launch } else { launch.without_order(view.layout()) }
     }
 
@@ -135,7 +135,7 @@ impl<'a> Launch<'a> {
     #[inline(always)]
     pub fn read_strided<A: AsView + ?Sized>(self, array: &'a A) -> Self {
         let view = array.as_view();
-        self.with_view(view.reads(), view.address())
+        self.with_view(view.reads(), view.planned())
     }
 
     /// Adds the address of an array that the kernel writes, and may read, like [`Launch::read`].
@@ -143,7 +143,7 @@ impl<'a> Launch<'a> {
     pub fn write<A: AsViewMut + ?Sized>(self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
         let is_standard = view.layout().is_row_major();
-        let launch = self.with_view(view.writes(), view.address());
+        let launch = self.with_view(view.writes(), view.planned());
         if is_standard { launch } else { launch.without_order(view.layout()) }
     }
 
@@ -151,7 +151,7 @@ impl<'a> Launch<'a> {
     #[inline(always)]
     pub fn write_strided<A: AsViewMut + ?Sized>(self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
-        self.with_view(view.writes(), view.address())
+        self.with_view(view.writes(), view.planned())
     }
 
     #[inline(always)]
@@ -177,7 +177,7 @@ impl<'a> Launch<'a> {
         array: &'a mut UninitArray<T, D, K>,
     ) -> Self {
         let (function, arguments) = (self.function, self.arguments.into_parts());
-        Self { function, arguments: arguments.with_array(function, array.writes(), array.address()) }
+        Self { function, arguments: arguments.with_array(function, array.writes(), array.planned()) }
     }
 
     /// Adds a value, copied now. A struct can be passed if it is an [`Element`].
@@ -226,9 +226,9 @@ impl<'a> Launch<'a> {
         if !filled.prepare(gpu, operation, is_users)? {
             return Ok(());
         }
-        queue_inlined(gpu, filled.uses, |stream| {
+        queue_inlined(gpu, filled.uses, |stream, placed| {
             // SAFETY: the stream is that of `gpu`, and has been ordered after what conflicts; the rest is the caller's promise.
-            unsafe { filled.launch(stream) }
+            unsafe { filled.launch(stream, placed) }
         })
     }
 
@@ -300,17 +300,33 @@ impl Filled<'_> {
     /// - The stream is of the function's device, whose context is current, and has been ordered after what conflicts with the arguments.
     /// - The requirements of [`Launch::enqueue`] apply.
     #[inline(always)]
-    unsafe fn launch(self, stream: CUstream) -> Result<(), PoolError> {
+    unsafe fn launch(self, stream: CUstream, placed: Placed) -> Result<(), PoolError> {
         let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
         let parameters = self.buffer.parameters(self.counts.arguments, &mut parameters);
+        let mut addresses = [0; ARGUMENTS_MAX];
+        if self.counts.is_spillable {
+            self.place(parameters, &mut addresses, placed);
+        }
         let LaunchShape { grid, block, shared_bytes } = self.buffer.shape;
         let function = self.launch.function;
-        let declared = || self.uses.iter().map(declared).collect();
+        let declared = || self.uses.iter().map(|one| declared(one, placed)).collect();
         let queued = library::declaring(function.device().driver(), declared, || {
             // SAFETY: the parameters point into the buffer, which outlives the call; the rest is the caller's promise.
             unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
         });
         queued.map_err(PoolError::from)
+    }
+
+    /// Replaces planned addresses by those at this moment.
+    #[cold]
+    fn place(self, parameters: &mut [*mut c_void], addresses: &mut [u64; ARGUMENTS_MAX], placed: Placed) {
+        let owners = self.buffer.owners.iter().zip(self.buffer.starts);
+        for ((parameter, (owner, start)), address) in parameters.iter_mut().zip(owners).zip(addresses) {
+            if let Some(one) = usize::from(*owner).checked_sub(1).and_then(|index| self.uses.get(index)) {
+                *address = one.at(self.buffer.words[usize::from(start)], placed);
+                *parameter = core::ptr::from_mut(address).cast();
+            }
+        }
     }
 }
 
@@ -347,12 +363,12 @@ impl<'a> OwnLaunch<'a> {
 
     /// Adds the first of elements that the kernel reads.
     pub(crate) fn read<T: Element, D: Dimension>(self, view: &GpuView<'a, T, D>) -> Self {
-        self.array((view.reads(), view.address()))
+        self.array((view.reads(), view.planned()))
     }
 
     /// Adds the first of elements that the kernel writes.
     pub(crate) fn write<T: Element, D: Dimension, K: Kind>(self, array: &'a GpuArray<T, D, K>) -> Self {
-        self.array((array.writes(), array.address()))
+        self.array((array.writes(), array.planned()))
     }
 
     pub(crate) fn value<T: Element>(self, value: T) -> Self {
@@ -391,14 +407,14 @@ impl<'a> OwnLaunch<'a> {
         };
         let (has_first, has_second) =
             (first.prepare(gpu, operation, false)?, second.prepare(gpu, operation, false)?);
-        queue_inlined(gpu, first.uses.iter().chain(second.uses), |stream| {
+        queue_inlined(gpu, first.uses.iter().chain(second.uses), |stream, placed| {
             // SAFETY: the stream is that of `gpu`, and has been ordered for both; the contract above.
             unsafe {
                 if has_first {
-                    first.launch(stream)?;
+                    first.launch(stream, placed)?;
                 }
                 if has_second {
-                    second.launch(stream)?;
+                    second.launch(stream, placed)?;
                 }
                 Ok(())
             }
@@ -426,7 +442,7 @@ impl<'a> OwnArguments<'a> {
     pub(crate) fn address(&mut self, address: u64) {
         let Arguments { buffer, counts, .. } = &mut self.0;
         if let Some(buffer) = buffer {
-            *counts = buffer.with_word(*counts, address, 8);
+            *counts = buffer.with_address(*counts, address);
         }
     }
 
@@ -450,8 +466,8 @@ impl<'a> OwnArguments<'a> {
     }
 }
 
-fn declared(one: &Use<'_>) -> DeclaredBytes {
-    let (Range { start, end }, address) = (one.range(), one.storage().address());
+fn declared(one: &Use<'_>, placed: Placed) -> DeclaredBytes {
+    let (Range { start, end }, address) = (one.range(), one.at(one.storage().planned(), placed));
     DeclaredBytes { bytes: address + start..address + end, is_write: one.access() == Access::Write }
 }
 
@@ -535,6 +551,8 @@ struct ArgumentCounts {
     is_elsewhere: bool,
     /// True if an array is moved to the device before the launch.
     is_prefetched: bool,
+    /// True if an array may have another address than planned.
+    is_spillable: bool,
 }
 
 struct ArgumentBuffer {
@@ -542,7 +560,9 @@ struct ArgumentBuffer {
     sizes_bytes: [u16; ARGUMENTS_MAX],
     /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
-    /// Each argument begins at a word.
+    /// The number of the array whose address the argument is, from 1; 0 for a value.
+    owners: [u8; ARGUMENTS_MAX],
+    /// Each argument begins at a word. Addresses are planned ones.
     words: [u64; WORDS_MAX_OWN],
     /// Shape and strides of the last view that is not in order, if any.
     strided: (Vec<usize>, Vec<isize>),
@@ -633,6 +653,7 @@ impl ArgumentBuffer {
             shape: LaunchShape { grid: [0; 3], block: [0; 3], shared_bytes: 0 },
             sizes_bytes: [0; ARGUMENTS_MAX],
             starts: [0; ARGUMENTS_MAX],
+            owners: [0; ARGUMENTS_MAX],
             words: [0; WORDS_MAX_OWN],
             strided: (Vec::new(), Vec::new()),
             arrays: [const { MaybeUninit::uninit() }; ARGUMENTS_MAX],
@@ -643,13 +664,25 @@ impl ArgumentBuffer {
     #[inline(always)]
     fn with_array(&mut self, mut counts: ArgumentCounts, one: Use<'_>, address: u64) -> ArgumentCounts {
         counts.is_prefetched |= one.storage().is_prefetched();
+        counts.is_spillable |= one.storage().is_spillable();
         if let Some(slot) = self.arrays.get_mut(counts.arrays) {
             // SAFETY: only the lifetime changes. `uses` gives it back, and nothing else reads the slot.
             slot.write(unsafe { core::mem::transmute::<Use<'_>, Use<'static>>(one) });
             counts.arrays += 1;
         }
         // Too many arrays are too many arguments, which are refused.
-        self.with_word(counts, address, 8)
+        self.with_address(counts, address)
+    }
+
+    /// Adds an address in the array that was added last.
+    #[inline(always)]
+    fn with_address(&mut self, counts: ArgumentCounts, address: u64) -> ArgumentCounts {
+        let index = counts.arguments;
+        let counts = self.with_word(counts, address, 8);
+        if let Some(owner) = self.owners.get_mut(index) {
+            *owner = counts.arrays as u8;
+        }
+        counts
     }
 
     /// Adds an argument of one word.
@@ -662,6 +695,7 @@ impl ArgumentBuffer {
         self.words[first] = word;
         self.sizes_bytes[index] = size_bytes;
         self.starts[index] = first as u8;
+        self.owners[index] = 0;
         ArgumentCounts { arguments: index + 1, words: first + 1, ..counts }
     }
 
@@ -673,6 +707,7 @@ impl ArgumentBuffer {
                 words.copy_from_slice(value);
                 *size_bytes = size_of_val(value) as u16;
                 self.starts[index] = first as u8;
+                self.owners[index] = 0;
                 (counts.arguments, counts.words) = (index + 1, end);
             }
             _ => counts.is_refused = true,
@@ -688,6 +723,7 @@ impl ArgumentBuffer {
                 words.iter_mut().zip(bytes.chunks(8)).for_each(|(to, bytes)| *to = word(bytes));
                 *size_bytes = bytes.len() as u16;
                 self.starts[index] = first as u8;
+                self.owners[index] = 0;
                 (counts.arguments, counts.words) = (index + 1, end);
             }
             _ => counts.is_refused = true,

@@ -45,7 +45,7 @@ use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::sys::{DriverError, fork};
 use gpumem_pool::{
     Block, Device, DeviceError, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError,
-    Stream, StreamPoint, Unsupported, not_forked,
+    SpillPin, SpillableBlock, Stream, StreamPoint, Unsupported, not_forked,
 };
 use memory::StorageMemory;
 use pattern::Pattern;
@@ -55,8 +55,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(crate) struct ArrayStorage {
     memory: StorageMemory,
-    /// The uses of the memory.
-    address: u64,
+    /// The address at which work is planned: see [`Use::at`].
+    planned: u64,
     size_bytes: u64,
     /// The kind of the memory. Copies from host memory take long, so a write by them gets a marker immediately.
     kind: MemoryKind,
@@ -104,7 +104,13 @@ struct OpenUses {
     count: usize,
     /// Keeps the pool from going to sleep.
     lent: Option<LentMemory>,
+    /// Keeps the memory at its address.
+    _pinned: Option<SpillPin>,
 }
+
+/// Proof of being inside a call that queues work, whose memory has addresses until the call ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Placed(());
 
 /// Memory that work touches.
 pub(crate) trait Touch {
@@ -125,7 +131,7 @@ impl Touch for Use<'_> {
     /// All bytes of the storage: memory sleeps as a whole.
     #[inline(always)]
     fn memory(&self) -> MemoryRange {
-        MemoryRange::new(self.storage.address, self.storage.size_bytes)
+        MemoryRange::new(self.storage.current(), self.storage.size_bytes)
     }
 
     #[inline(always)]
@@ -202,6 +208,13 @@ impl<'a> Use<'a> {
     /// The bytes, with the real end of the storage.
     pub(crate) fn range(self) -> Range<u64> {
         self.bytes.start..self.bytes.end.min(self.storage.size_bytes)
+    }
+
+    /// The address of bytes that were planned at `planned`, for work that is being queued. Memory that spills may have moved since.
+    #[inline]
+    pub(crate) fn at(self, planned: u64, _: Placed) -> u64 {
+        let storage = self.storage;
+        planned.wrapping_sub(storage.planned).wrapping_add(storage.current())
     }
 
     /// Makes the stream of `gpu` wait for the uses that this one conflicts with. Call it before the work is queued ([`queue`]),
@@ -300,8 +313,10 @@ impl<'a> Use<'a> {
         recording: Option<&CaptureRecording>,
         keeps_awake: bool,
     ) -> Result<bool, ArrayError> {
+        let mut pinned = self.storage.pin(recording.is_none().then_some(stream))?;
         let lent = || keeps_awake.then(|| stream.device().lend(self.memory()));
-        stream.queue_work([self.memory()], |_| {
+        let mut is_noted = false;
+        let begun = stream.queue_work([self.memory()], |_| {
             if !runs(stream, recording)? {
                 self.storage.memory.keep_for_graph(stream);
                 return Ok(false);
@@ -316,12 +331,17 @@ impl<'a> Use<'a> {
                     open.count += 1;
                     open.lent = open.lent.take().or_else(lent);
                 }
-                None => more.open.push(OpenUses { latest, count: 1, lent: lent() }),
+                None => more.open.push(OpenUses { latest, count: 1, lent: lent(), _pinned: pinned.take() }),
             }
             drop(more);
             let _ = self.record(stream, latest);
+            is_noted = self.storage.note_spillable(stream, self.access);
             Ok(true)
-        })?
+        })?;
+        if is_noted {
+            note_operation([self]);
+        }
+        begun
     }
 
     /// The other library has queued its work: later waits do not include what follows on the stream.
@@ -330,6 +350,8 @@ impl<'a> Use<'a> {
             return;
         }
         let (storage, latest, point) = (self.storage, stream.latest_point(), stream.point());
+        // Dropped outside of the lock.
+        let _ended;
         stream.note_write(0);
         let mut more = storage.lock_more();
         let Some(index) = more.open.iter().position(|open| open.latest == latest) else { return };
@@ -337,7 +359,7 @@ impl<'a> Use<'a> {
         if more.open[index].count > 0 {
             return;
         }
-        more.open.swap_remove(index);
+        _ended = more.open.swap_remove(index);
         let more = &mut *more;
         more.ranges.replace(latest, point);
         more.reads.iter_mut().filter(|read| **read == latest).for_each(|read| *read = point);
@@ -480,19 +502,26 @@ impl ArrayStorage {
     pub(crate) fn of_block(block: Block, gpu: &Gpu) -> Self {
         let stream = gpu.stream();
         block.record_use(stream);
-        let storage = Self::new_after(block, stream.point(), 0);
+        let memory = spillable_or_block(gpu, block, true);
+        let storage = Self::over(memory, stream.point(), 0);
         storage.keep_foreign(stream);
         storage
     }
 
     /// Returns the block; without a block, an error and the storage.
     #[allow(clippy::result_large_err, reason = "the error contains the storage itself")]
-    pub(crate) fn into_block(self) -> Result<Block, (ArrayError, Self)> {
+    pub(crate) fn into_block(self, stream: &Stream) -> Result<Block, (ArrayError, Self)> {
         if self.capture != 0 {
             return Err((GraphError::ArrayOfCapture.into(), self));
         }
         match self.memory {
             StorageMemory::Block(block) => Ok(block),
+            StorageMemory::Spillable(block) => match block.into_block(stream) {
+                Ok(block) => Ok(block),
+                Err((error, block)) => {
+                    Err((error.into(), Self { memory: StorageMemory::Spillable(block), ..self }))
+                }
+            },
             _ => Err((ArrayError::NoBlock { memory: self.memory.name() }, self)),
         }
     }
@@ -504,7 +533,12 @@ impl ArrayStorage {
     /// [`ArrayError::Graph`] if the stream captures, except for a `Gpu` of [`Gpu::capture`] and for no bytes.
     pub(crate) fn new(block: Block, gpu: &Gpu) -> Result<Self, ArrayError> {
         let stream = gpu.stream();
-        let storage = Self::new_after(block, stream.point(), gpu.capture_id());
+        // The memory of a capture belongs to its graph.
+        let memory = match gpu.capture_id() {
+            0 => spillable_or_block(gpu, block, false),
+            _ => StorageMemory::Block(block),
+        };
+        let storage = Self::over(memory, stream.point(), gpu.capture_id());
         storage.keep_foreign(stream);
         // The point may be part of the capture, which other streams would join by waiting.
         if stream.is_capturing()? && gpu.recording().is_none() && storage.size_bytes() > 0 {
@@ -515,14 +549,10 @@ impl ArrayStorage {
 
     /// A block that was allocated on a stream and written there, outside captures, before `point`.
     #[inline]
-    pub(crate) fn written(block: Block, stream: &Stream, point: StreamPoint) -> Self {
-        let storage = Self::new_after(block, point, 0);
+    pub(crate) fn written(block: Block, gpu: &Gpu, stream: &Stream, point: StreamPoint) -> Self {
+        let storage = Self::over(spillable_or_block(gpu, block, true), point, 0);
         storage.keep_foreign(stream);
         storage
-    }
-
-    fn new_after(block: Block, point: StreamPoint, capture: u64) -> Self {
-        Self::over(StorageMemory::Block(block), point, capture)
     }
 
     /// Memory that grows in place. It has no bytes, and no uses so far.
@@ -608,13 +638,69 @@ impl ArrayStorage {
         let (host, identity, more) = (AtomicU8::new(0), OnceLock::new(), OnceLock::new());
         let moves = kind == MemoryKind::Unified && memory.host_ptr().is_some();
         let residency = moves.then(Box::default);
-        let (address, size_bytes) = (memory.address(), memory.size_bytes());
-        Self { memory, address, size_bytes, kind, write, reads, host, capture, identity, more, residency }
+        let (planned, size_bytes) = (memory.planned(), memory.size_bytes());
+        Self { memory, planned, size_bytes, kind, write, reads, host, capture, identity, more, residency }
     }
 
+    /// The address at which work is planned. It has the alignment of the real one, and no other array of the process has it.
     #[inline]
-    pub(crate) fn address(&self) -> u64 {
-        self.address
+    pub(crate) fn planned(&self) -> u64 {
+        self.planned
+    }
+
+    /// The address at this moment. It stays while the memory is pinned, and inside a call on a stream that has found the memory ready; 0 for
+    /// memory without an address.
+    #[inline]
+    fn current(&self) -> u64 {
+        match self.memory.spillable() {
+            None => self.planned,
+            Some(block) => block.address(),
+        }
+    }
+
+    /// True if work may be queued with another address than planned.
+    #[inline]
+    pub(crate) fn is_spillable(&self) -> bool {
+        self.memory.spillable().is_some()
+    }
+
+    /// Keeps the memory at its address until the result is dropped, and makes the stream wait for its contents.
+    pub(crate) fn pin(&self, stream: Option<&Stream>) -> Result<Option<SpillPin>, ArrayError> {
+        Ok(self.memory.spillable().map(|block| block.pin(stream)).transpose()?)
+    }
+
+    /// The address, which the memory keeps from now on; 0 if there is no memory, or not enough for its return.
+    pub(crate) fn fixed_address(&self) -> u64 {
+        match self.pin(None) {
+            Ok(pinned) => {
+                pinned.into_iter().for_each(SpillPin::for_good);
+                self.current()
+            }
+            Err(_) => 0,
+        }
+    }
+
+    /// The address of memory that is pinned, or does not spill.
+    pub(crate) fn pinned_address(&self) -> u64 {
+        self.current()
+    }
+
+    /// True, in a call on `stream`, if work may use the memory at [`ArrayStorage::current`].
+    #[inline]
+    fn is_ready(&self, stream: &Stream, is_captured: bool) -> bool {
+        match self.memory.spillable() {
+            None => true,
+            Some(block) if is_captured => block.address() != 0,
+            Some(block) => block.is_ready(stream),
+        }
+    }
+
+    /// Notes work that was queued in the current call, with the memory if it spills. True if operations are recorded.
+    #[inline]
+    fn note_spillable(&self, stream: &Stream, access: Access) -> bool {
+        let Some(block) = self.memory.spillable() else { return false };
+        block.note_use(stream, access == Access::Write);
+        block.is_recorded()
     }
 
     #[inline]
@@ -643,8 +729,12 @@ impl ArrayStorage {
             return Err(no_peer_access(operation, gpu, self, "memory that grows in place has one device"));
         }
         // An address of borrowed host memory is valid on one device.
-        let Some(block) = self.memory.block() else { return gpu.check(self.device()) };
-        block.enable_peer_access(device).map_err(|error| match error {
+        let enabled = match &self.memory {
+            StorageMemory::Block(block) => block.enable_peer_access(device),
+            StorageMemory::Spillable(block) => block.enable_peer_access(device),
+            _ => return gpu.check(self.device()),
+        };
+        enabled.map_err(|error| match error {
             PoolError::Unsupported(Unsupported::PeerAccess { .. }) => {
                 no_peer_access(operation, gpu, self, "no link connects the two")
             }
@@ -671,7 +761,7 @@ impl ArrayStorage {
         let stream = gpu.stream();
         let write = load(&self.write);
         // With parts, another part may have been written last.
-        let is_latest = stream.wrote_last(self.address()) && write.to_bits() != SPLIT;
+        let is_latest = stream.wrote_last(self.planned()) && write.to_bits() != SPLIT;
         if is_latest || stream.is_complete().unwrap_or(true) {
             return false;
         }
@@ -750,7 +840,7 @@ impl ArrayStorage {
     }
 
     fn recorded(&self, one: Use<'_>) -> RecordedUse {
-        let (Identity { serial, view }, address) = (self.identity(), self.address);
+        let (Identity { serial, view }, address) = (self.identity(), self.current());
         let view = view.lock().unwrap_or_else(PoisonError::into_inner).clone();
         RecordedUse {
             serial: *serial,
@@ -937,6 +1027,14 @@ impl ArrayStorage {
     }
 }
 
+/// The memory of a new array on `gpu`: spillable if the pool spills. `is_written`: the block has contents.
+fn spillable_or_block(gpu: &Gpu, block: Block, is_written: bool) -> StorageMemory {
+    match SpillableBlock::new(gpu.pool(), block, is_written) {
+        Ok(block) => StorageMemory::Spillable(block),
+        Err(block) => StorageMemory::Block(block),
+    }
+}
+
 /// The error of an operation that needs access to the memory of another device.
 pub(crate) fn no_peer_access(
     operation: &'static str,
@@ -1031,7 +1129,7 @@ fn order_slow(gpu: &Gpu, one: &Use<'_>, operation: &'static str) -> Result<(), A
 pub(crate) fn queue(
     gpu: &Gpu,
     touched: impl IntoIterator<Item: Touch> + Clone,
-    work: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    work: impl FnOnce(CUstream, Placed) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
     prefetch(gpu, touched.clone());
     queue_copy(gpu, touched, work)
@@ -1056,9 +1154,9 @@ pub(crate) fn prefetch(gpu: &Gpu, touched: impl IntoIterator<Item: Touch>) {
 pub(crate) fn queue_copy(
     gpu: &Gpu,
     touched: impl IntoIterator<Item: Touch> + Clone,
-    work: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    work: impl FnOnce(CUstream, Placed) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
-    queue_launch(gpu, touched, |raw| work(raw).map_err(PoolError::from))
+    queue_launch(gpu, touched, |raw, placed| work(raw, placed).map_err(PoolError::from))
 }
 
 /// Like [`queue_copy`], for work that calls the pool.
@@ -1066,7 +1164,7 @@ pub(crate) fn queue_copy(
 pub(crate) fn queue_launch(
     gpu: &Gpu,
     touched: impl IntoIterator<Item: Touch> + Clone,
-    work: impl FnOnce(CUstream) -> Result<(), PoolError>,
+    work: impl FnOnce(CUstream, Placed) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
     queue_inlined(gpu, touched, work)
 }
@@ -1076,59 +1174,110 @@ pub(crate) fn queue_launch(
 pub(crate) fn queue_inlined(
     gpu: &Gpu,
     touched: impl IntoIterator<Item: Touch> + Clone,
-    work: impl FnOnce(CUstream) -> Result<(), PoolError>,
+    work: impl FnOnce(CUstream, Placed) -> Result<(), PoolError>,
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = stream.device().bind()?;
     let (mut has_written, mut is_awaited, mut failed) = (false, false, None);
-    let memory = touched.clone().into_iter().map(|one| one.memory());
-    stream.queue_work(memory, |raw| {
-        // Checked inside the call: before it, another thread could still begin or end a capture.
-        match runs(stream, gpu.recording()) {
-            Ok(true) => {}
-            Ok(false) => {
-                // The graph keeps the memory, even if no wait was needed.
-                for one in touched {
-                    if let Some(one) = one.tracked() {
-                        one.storage.memory.keep_for_graph(stream);
+    let (mut work, mut is_noted) = (Some(work), false);
+    let mut attempt = |is_settled: bool| {
+        let memory = touched.clone().into_iter().map(|one| one.memory());
+        stream.queue_work(memory, |raw| {
+            if !is_settled && !are_ready(gpu, touched.clone()) {
+                return false;
+            }
+            let Some(work) = work.take() else { return true };
+            // Checked inside the call: before it, another thread could still begin or end a capture.
+            match runs(stream, gpu.recording()) {
+                Ok(true) => {}
+                Ok(false) => {
+                    // The graph keeps the memory, even if no wait was needed.
+                    for one in touched.clone() {
+                        if let Some(one) = one.tracked() {
+                            one.storage.memory.keep_for_graph(stream);
+                        }
                     }
+                    if let Err(error) = work(raw, Placed(())) {
+                        fail(&mut failed, error.into());
+                    }
+                    return true;
                 }
-                if let Err(error) = work(raw) {
-                    fail(&mut failed, error.into());
+                Err(error) => {
+                    fail(&mut failed, error);
+                    return true;
                 }
-                return;
             }
-            Err(error) => return fail(&mut failed, error),
-        }
-        if let Err(error) = work(raw) {
-            fail(&mut failed, error.into());
-        }
-        // Even after an error: part of the work may have been queued.
-        let point = stream.point();
-        for one in touched {
-            let Some(one) = one.tracked() else { continue };
-            if !one.is_recorded_at(point) {
-                is_awaited |= one.record(stream, point);
+            if let Err(error) = work(raw, Placed(())) {
+                fail(&mut failed, error.into());
             }
-            if one.access == Access::Read {
-                is_awaited |= one.storage.kind == MemoryKind::Host;
-            } else {
-                has_written = true;
-                is_awaited |= gpu.downloads().are_late(one.storage.size_bytes());
-                stream.note_write(one.storage.address());
+            // Even after an error: part of the work may have been queued.
+            let point = stream.point();
+            for one in touched.clone() {
+                let Some(one) = one.tracked() else { continue };
+                if !one.is_recorded_at(point) {
+                    is_awaited |= one.record(stream, point);
+                }
+                is_noted |= one.storage.note_spillable(stream, one.access);
+                if one.access == Access::Read {
+                    is_awaited |= one.storage.kind == MemoryKind::Host;
+                } else {
+                    has_written = true;
+                    is_awaited |= gpu.downloads().are_late(one.storage.size_bytes());
+                    stream.note_write(one.storage.planned());
+                }
             }
-        }
-        if !has_written {
-            stream.note_write(0);
-        }
-    })?;
+            if !has_written {
+                stream.note_write(0);
+            }
+            true
+        })
+    };
+    if !attempt(false)? {
+        with_settled(gpu, touched.clone(), || attempt(true))?;
+    }
     if has_written && (is_awaited || stream.has_waiters()) {
         mark(stream);
+    }
+    if is_noted {
+        note_operation(touched);
     }
     match failed {
         None => Ok(()),
         Some(error) => Err(gpu.with_kernel_name(error)),
     }
+}
+
+/// True, in a call on the stream of `gpu`, if all memory has an address. Memory that spills may have none.
+#[inline(always)]
+fn are_ready(gpu: &Gpu, touched: impl IntoIterator<Item: Touch>) -> bool {
+    touched.into_iter().all(|one| {
+        one.tracked().is_none_or(|one| one.storage.is_ready(gpu.stream(), gpu.recording().is_some()))
+    })
+}
+
+/// Brings the contents of all memory back that was moved to the host, and calls `queue` before anything moves again.
+#[cold]
+fn with_settled<T: Touch>(
+    gpu: &Gpu,
+    touched: impl IntoIterator<Item = T>,
+    queue: impl FnOnce() -> Result<bool, DeviceError>,
+) -> Result<(), ArrayError> {
+    let touched: Vec<_> = touched.into_iter().collect();
+    let uses = touched.iter().filter_map(Touch::tracked);
+    let blocks = uses.filter_map(|one| one.storage.memory.spillable());
+    // A captured wait would become part of each launch; launches wait for themselves.
+    let _settled = SpillableBlock::settle(blocks, gpu.recording().is_none().then(|| gpu.stream()))?;
+    queue()?;
+    Ok(())
+}
+
+/// Records an operation for the plan of what moves to the host.
+#[cold]
+fn note_operation<T: Touch>(touched: impl IntoIterator<Item = T>) {
+    let touched: Vec<_> = touched.into_iter().collect();
+    let uses = touched.iter().filter_map(Touch::tracked);
+    let uses = uses.filter_map(|one| Some((one.storage.memory.spillable()?, one.access == Access::Write)));
+    SpillableBlock::note_operation(uses);
 }
 
 /// Queues a copy by the driver between host memory and the memory that `one` touches, and waits for it. The stream has been ordered
@@ -1137,10 +1286,17 @@ pub(crate) fn run_borrowed(
     gpu: &Gpu,
     one: Use<'_>,
     operation: &'static str,
-    queue: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    queue: impl FnOnce(CUstream, Placed) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
+    let (stream, storage) = (gpu.stream(), one.storage);
     let _bound = gpu.device().bind()?;
-    let queued = gpu.stream().run_borrowed(operation, [one.memory()], queue);
+    // The copy ends in this call, so memory that spills can be held for it.
+    let _pinned = storage.pin(Some(stream))?;
+    let queued = stream.run_borrowed(operation, [one.memory()], |raw| {
+        let queued = queue(raw, Placed(()));
+        storage.note_spillable(stream, one.access);
+        queued
+    });
     Ok(queued.map_err(|error| gpu.with_kernel_name(error.into()))?.map_err(PoolError::from)?)
 }
 

@@ -329,6 +329,22 @@ typedef struct gpumem_status {
    Bytes that other libraries hold in this pool.
    */
   uint64_t other_libraries_bytes;
+  /*
+   Bytes of arrays whose contents are on the host alone, until their next use.
+   */
+  uint64_t spilled_bytes;
+  /*
+   Arrays whose contents were moved to the host to make room.
+   */
+  uint64_t spill_count;
+  /*
+   Bytes copied to the host to make room.
+   */
+  uint64_t spilled_down_bytes;
+  /*
+   Bytes copied back, at the next use or ahead of it.
+   */
+  uint64_t spilled_up_bytes;
 } gpumem_status;
 
 #ifdef __cplusplus

@@ -20,7 +20,7 @@ mod thread_table;
 
 pub use large_cache::{CLOSE_STEPS, LOOSE_STEPS, LargeBlock, Retention, SizeStep};
 pub use thread_cache::{OwnerGuard, ThreadCache};
-pub use thread_caches::{Spill, ThreadCaches};
+pub use thread_caches::{Drained, ThreadCaches};
 pub use thread_table::{
     FoundCache, KEY_STEP, each_cache, find_cache, forget_found, with_cache, with_cache_or_adopt,
 };

@@ -36,7 +36,7 @@ pub use figures::DriverPoolUsage;
 pub(crate) use figures::{Counts, Reserved};
 #[cfg(feature = "backend-native")]
 pub(crate) use native::NativeAllocator;
-pub(crate) use search::{Outcome, Search, Shortage};
+pub(crate) use search::{Outcome, Search, Shortage, waits_on_host};
 pub use sleeping::{Keep, Slept, Woken};
 pub(crate) use source::{BackendSetup, MemorySource};
 #[cfg(not(feature = "backend-caching"))]

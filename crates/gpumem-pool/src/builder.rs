@@ -10,7 +10,7 @@ use crate::config::options::{KEYS, setter, setters, value_of};
 use crate::config::values::named;
 use crate::config::{
     BackendKind, Config, ConfigError, FlightRecorder, Interface, IntoLimit, Limit, MemoryKind, Options,
-    PeerOption, PoolName, Profile, VARIABLES,
+    PeerOption, PoolName, Profile, Spill, VARIABLES,
 };
 use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
@@ -49,7 +49,7 @@ impl Pool {
     }
 
     /// Creates a pool as configured by `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`,
-    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`, `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`.
+    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`, `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_SPILL`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl PoolBuilder {
     }
 
     /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`,
-    /// `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`. Later calls on the builder override the variables.
+    /// `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_SPILL`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`. Later calls on the builder override the variables.
     ///
     /// # Errors
     ///

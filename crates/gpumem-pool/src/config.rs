@@ -13,6 +13,7 @@ pub(crate) mod parse;
 mod peers;
 pub(crate) mod pool_id;
 mod render;
+mod spill;
 pub(crate) mod text;
 pub(crate) mod tuning;
 pub(crate) mod values;
@@ -31,6 +32,7 @@ pub use options::{VARIABLES, conf, tuning_options};
 pub(crate) use peers::PeerOption;
 pub use pool_id::PoolId;
 pub(crate) use pool_id::PoolName;
+pub use spill::Spill;
 #[cfg(feature = "serde")]
 pub(crate) use text::seconds;
 pub use tuning::Profile;
@@ -54,6 +56,7 @@ pub(crate) struct Config {
     pub(crate) oversubscribes: bool,
     pub(crate) peers: PeerOption,
     pub(crate) flight_recorder: FlightRecorder,
+    pub(crate) spill: Spill,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
     pub(crate) interface: Interface,

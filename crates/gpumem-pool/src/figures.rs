@@ -39,6 +39,11 @@ macro_rules! figures {
                 /// The pinned host memory for the contents of sleeping memory. It stays for the next sleep, until
                 /// [`Pool::reclaim`](crate::Pool::reclaim).
                 asleep_host_bytes: u64;
+                /// Bytes of arrays whose contents are on the host alone, until their next use. They are not part of
+                /// [`in_use_bytes`](Self::in_use_bytes).
+                spilled_bytes: u64, c 20;
+                /// The pinned host memory for such contents. It stays for the next.
+                spilled_host_bytes: u64;
                 /// The peak of memory in use. It is that of all time, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
                 ///
                 /// It is exact on `native` and `none`, and an upper bound on `caching`: the memory that its heap has allocated, which never
@@ -92,11 +97,18 @@ macro_rules! figures {
                 /// The time in those waits, over all threads.
                 #[cfg_attr(feature = "serde", serde(rename = "host_wait_seconds", serialize_with = "seconds"))]
                 host_wait_time: time;
+                /// Arrays whose contents were moved to the host to make room.
+                spill_count: count, c 21;
+                /// Bytes copied to the host to make room. Contents that the host still has are not copied again.
+                spilled_down_bytes: bytes, c 22;
+                /// Bytes copied back, at the next use or ahead of it.
+                spilled_up_bytes: bytes, c 23;
             }
             text {
                 "Memory pool requests: {refusal_count} refused, {slow_allocation_count} beyond the caches of threads";
                 "Memory pool driver calls: {driver_call_count} in {driver_call_time:.1?} ({trimmed_bytes} returned)";
                 "Memory pool waits: {inserted_wait_count} in streams, {host_wait_count} of the host in {host_wait_time:.1?}";
+                "Memory pool spills: {spill_count} arrays moved, {spilled_down_bytes} to the host, {spilled_up_bytes} back";
             }
         }
     };

@@ -94,7 +94,7 @@ pub use builder::PoolBuilder;
 pub use config::tuning_options;
 pub use config::{
     BackendKind, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind, PoolId,
-    Profile, VARIABLES, conf,
+    Profile, Spill, VARIABLES, conf,
 };
 pub use error::{
     Advice, Attempt, BadArgument, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
@@ -121,4 +121,6 @@ pub use pool::{
 };
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
+#[doc(hidden)]
+pub use pool::{Settled, SpillPin, SpillableBlock};
 pub use stats::{Status, StreamUsage, TagUsage};

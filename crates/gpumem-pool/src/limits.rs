@@ -5,6 +5,7 @@ pub(crate) mod admission;
 pub(crate) mod device_budget;
 pub(crate) mod limit_node;
 pub(crate) mod reclaim;
+pub(crate) mod spills;
 pub(crate) mod trimmable;
 
 pub(crate) use admission::Admission;

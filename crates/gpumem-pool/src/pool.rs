@@ -20,6 +20,7 @@ mod scope;
 #[cfg(unix)]
 mod sharing;
 mod sleep_state;
+mod spill;
 mod state;
 mod unified;
 
@@ -35,6 +36,7 @@ pub use scope::{Scope, Tag};
 pub use sharing::SocketError;
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
+pub use spill::{Settled, SpillPin, SpillableBlock};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend::{Keep, MemorySource, Search, Slept, Woken};
@@ -57,6 +59,7 @@ pub(crate) use hub::Setup;
 use listing::Listing;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
+use spill::Spiller;
 use state::{PoolHandle, State};
 use std::sync::Arc;
 
@@ -92,6 +95,9 @@ impl Pool {
             stack.open(&hub);
         }
         WeakList::on(hub.device()).add(Arc::downgrade(&hub.listing));
+        if let Some(spiller) = Spiller::open(&hub)? {
+            hub.set_spiller(spiller);
+        }
         let pool = Self(PoolHandle::new(hub, adaptors, stack));
         pool.0.setup.peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         pool.0.open_to_configured()?;
@@ -912,6 +918,8 @@ impl Pool {
             cached_bytes: reserved_bytes.saturating_sub(used_bytes).saturating_sub(unfreed_bytes),
             asleep_bytes: reserved.map_or(0, |reserved| reserved.asleep_bytes),
             asleep_host_bytes: reserved.map_or(0, |reserved| reserved.on_host_bytes),
+            spilled_bytes: state.spiller().map_or(0, |spiller| spiller.away_bytes()),
+            spilled_host_bytes: state.spiller().map_or(0, |spiller| spiller.host_bytes()),
             in_use_peak_bytes: counts.in_use_peak_bytes,
             reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),

@@ -42,6 +42,7 @@ pub const RESERVED: &[&str] = &[
     "GPUMEM_TRACE",
     "GPUMEM_TRACE_LIMIT",
     "GPUMEM_PEERS",
+    "GPUMEM_SPILL",
     "GPUMEM_STAGING",
     "GPUMEM_SIM_",
 ];

@@ -74,7 +74,7 @@ pub use gpumem_array::{
 #[cfg(feature = "pool")]
 pub use gpumem_pool::{
     BackendKind, Block, Bytes, Device, DeviceError, Event, Limit, MemoryKind, OutOfMemory, Pool, PoolBuilder,
-    PoolError, Profile, Status, Stream,
+    PoolError, Profile, Spill, Status, Stream,
 };
 pub use gpumem_sys::{Driver, DriverError, DriverKind, LoadError};
 

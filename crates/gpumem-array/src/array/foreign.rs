@@ -156,13 +156,13 @@ macro_rules! guard {
             /// The device address of the first element; zero if there are no elements.
             #[must_use]
             pub fn address(&self) -> u64 {
-                self.view.address()
+                self.view.pinned_address()
             }
 
             /// The address of the first element as a pointer. Only the device may access the memory.
             #[must_use]
             pub fn as_ptr(&self) -> *const T {
-                core::ptr::with_exposed_provenance(self.view.address() as usize)
+                core::ptr::with_exposed_provenance(self.address() as usize)
             }
 
             /// The stream.
@@ -285,7 +285,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
             return Err(Rejected::new(error, self));
         }
         let (storage, layout) = self.into_parts();
-        match storage.into_block() {
+        match storage.into_block(gpu.stream()) {
             Ok(block) => {
                 block.record_use(gpu.stream());
                 Ok(block)

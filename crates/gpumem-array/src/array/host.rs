@@ -128,7 +128,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         K: HostAccess,
     {
         if self.storage().is_ready_for_host(access) {
-            let first = core::ptr::with_exposed_provenance_mut(self.storage().address() as usize);
+            let first = core::ptr::with_exposed_provenance_mut(self.storage().planned() as usize);
             // SAFETY: the memory has a pointer for the host, which is not null, and is that of the address.
             Ok(unsafe { NonNull::new_unchecked(first) })
         } else {

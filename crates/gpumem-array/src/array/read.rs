@@ -172,6 +172,42 @@ of_layout! {
     [T: Element, D: Dimension] GpuCow<'_, T, D>;
 }
 
+/// The address at an offset from the start of memory; zero if there is no memory.
+fn address_of<T, D>(base: u64, layout: &Layout<D>) -> u64 {
+    if base == 0 { 0 } else { base + (layout.offset * size_of::<T>()) as u64 }
+}
+
+impl<T: Element, D: Dimension> GpuView<'_, T, D> {
+    /// The address at which work on the first element is planned ([`Use::at`](crate::storage::Use::at)); zero if there is no memory.
+    pub(crate) fn planned(&self) -> u64 {
+        address_of::<T, D>(self.storage().planned(), self.layout())
+    }
+
+    /// The address of the first element in memory that is pinned, or does not spill.
+    pub(crate) fn pinned_address(&self) -> u64 {
+        address_of::<T, D>(self.storage().pinned_address(), self.layout())
+    }
+}
+
+impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
+    /// As for a view that reads.
+    pub(crate) fn planned(&self) -> u64 {
+        address_of::<T, D>(self.storage().planned(), self.layout())
+    }
+
+    /// As for a view that reads.
+    pub(crate) fn pinned_address(&self) -> u64 {
+        address_of::<T, D>(self.storage().pinned_address(), self.layout())
+    }
+}
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// As for a view.
+    pub(crate) fn planned(&self) -> u64 {
+        address_of::<T, D>(self.storage().planned(), self.layout())
+    }
+}
+
 readers! {
     Element;
 
@@ -179,12 +215,12 @@ readers! {
     ///
     /// A use through the address is not ordered with other streams: only [`Launch`](crate::Launch) and the operations of this crate
     /// are tracked.
+    ///
+    /// In a pool that spills (`PoolBuilder::spill`), the array returns to device memory and does not move from then on; the address is zero
+    /// if there is no memory for that.
     #[must_use]
     pub fn address(view) -> u64 {
-        match view.storage().address() {
-            0 => 0,
-            base => base + (view.layout().offset * size_of::<T>()) as u64,
-        }
+        address_of::<T, D>(view.storage().fixed_address(), view.layout())
     }
 
     /// A view of these elements, used through the stream of another `Gpu`. That stream waits, on the device, for conflicting uses
@@ -400,7 +436,7 @@ readers! {
         const { check_layout::<U>() };
         let (from, to) = (size_of::<T>(), size_of::<U>());
         // Host memory may have any address that its original element type allows.
-        let base = view.storage().address();
+        let base = view.storage().planned();
         let is_aligned = |layout: &Layout<D>| {
             base.wrapping_add((layout.offset * to) as u64).is_multiple_of(align_of::<U>() as u64)
         };

@@ -83,6 +83,11 @@ impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
         self.0.address()
     }
 
+    /// The address at which work on the first element is planned.
+    pub(crate) fn planned(&self) -> u64 {
+        self.0.planned()
+    }
+
     pub(super) fn layout(&self) -> &Layout<D> {
         self.0.layout()
     }

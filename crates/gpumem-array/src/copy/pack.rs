@@ -20,7 +20,7 @@ use core::marker::PhantomData;
 use core::time::Duration;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::text::debug_fields;
-use gpumem_pool::{Block, MemoryKind, MemoryRange, StreamPoint, not_forked};
+use gpumem_pool::{Block, MemoryKind, MemoryRange, SpillPin, StreamPoint, not_forked};
 use ndarray::{Array, ArrayView, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -69,8 +69,8 @@ impl PackSlot {
         };
         self.is_taken = true;
         Some(match memory {
-            PartMemory::Block(block) => ArrayStorage::written(block, gpu.stream(), point),
-            PartMemory::Other(storage) => *storage,
+            PartMemory::Block(block) => ArrayStorage::written(block, gpu, gpu.stream(), point),
+            PartMemory::Other { storage, .. } => *storage,
         })
     }
 }
@@ -96,8 +96,8 @@ struct PackPart<'a> {
 enum PartMemory {
     /// Device memory that was allocated on the pack's stream. No other stream uses it before the upload, so its uses are not tracked.
     Block(Block),
-    /// Memory of another kind, or memory that was allocated on another stream.
-    Other(Box<ArrayStorage>),
+    /// Memory of another kind, or memory that was allocated on another stream. It keeps its address, which the table has.
+    Other { storage: Box<ArrayStorage>, _pinned: Option<SpillPin> },
 }
 
 impl PartMemory {
@@ -258,7 +258,8 @@ impl<'a> Pack<'a> {
             }
             false => {
                 let (storage, _) = GpuArray::<T, D, K>::unwritten(place, layout.clone())?.into_parts();
-                (storage.address(), PartMemory::Other(Box::new(storage)))
+                let pinned = storage.pin(None)?;
+                (storage.pinned_address(), PartMemory::Other { storage: Box::new(storage), _pinned: pinned })
             }
         };
         let slot =
@@ -381,7 +382,7 @@ fn upload_small(
         let (address, count) = (buffer.address(), parts.len() as u64);
         let shape = ([parts.len().min(BLOCKS_MAX) as u32, 1, 1], [THREADS, 1, 1], 0);
         let touched = parts.iter().filter_map(|part| part.touched());
-        queue(gpu, touched.chain([Touched::Other(buffer.memory())]), |stream| {
+        queue(gpu, touched.chain([Touched::Other(buffer.memory())]), |stream, _| {
             // The simulator does not compare its accesses with the arrays: thousands of them would be searched for each.
             // SAFETY: the parameters are those of the kernel. The buffer has a table of that many parts with their bytes; the arrays are
             // as large, alive, and the stream has been ordered to write them. The buffer is used again only when its event is
@@ -451,13 +452,13 @@ impl PackPart<'_> {
     fn touched(&self) -> Option<Touched<'_>> {
         Some(match self.memory.as_ref()? {
             PartMemory::Block(block) => Touched::Other(MemoryRange::from(block)),
-            PartMemory::Other(storage) => Touched::Array(Use::whole(storage, Access::Write)),
+            PartMemory::Other { storage, .. } => Touched::Array(Use::whole(storage, Access::Write)),
         })
     }
 
     fn write(&self) -> Option<Use<'_>> {
         match &self.memory {
-            Some(PartMemory::Other(storage)) => Some(Use::whole(storage, Access::Write)),
+            Some(PartMemory::Other { storage, .. }) => Some(Use::whole(storage, Access::Write)),
             Some(PartMemory::Block(_)) | None => None,
         }
     }
@@ -469,10 +470,11 @@ impl PackPart<'_> {
 
     fn upload(&mut self, gpu: &Gpu) -> Result<(), ArrayError> {
         if let Some(PartMemory::Block(block)) = self.memory.take_if(|memory| memory.is_block()) {
-            self.memory = Some(PartMemory::Other(Box::new(ArrayStorage::new(block, gpu)?)));
+            let storage = Box::new(ArrayStorage::new(block, gpu)?);
+            self.memory = Some(PartMemory::Other { storage, _pinned: None });
         }
         let Some(write) = self.write() else { return Ok(()) };
-        pageable::upload(gpu, write, self.address, &self.bytes)
+        pageable::upload(gpu, write, write.storage().planned(), &self.bytes)
     }
 }
 

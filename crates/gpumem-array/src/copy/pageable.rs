@@ -148,7 +148,8 @@ fn upload_staged(
         buffer.record_use(gpu.stream());
         let from = buffer.address();
         gpu.transfer_counters().add_uploaded(size_bytes);
-        queue_copy(gpu, [Touched::Array(target), Touched::Other(buffer.memory())], |stream| {
+        queue_copy(gpu, [Touched::Array(target), Touched::Other(buffer.memory())], |stream, placed| {
+            let to = target.at(to, placed);
             // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The buffer is full, and
             // outlives the copy: it is used again only when its event is complete, and freed in stream order.
             unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
@@ -172,7 +173,8 @@ fn upload_small(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(),
         Some(copy) => {
             gpu.transfer_counters().add_direct(bytes.len());
             copy.copy_from_slice(bytes);
-            queue_copy(gpu, [target], |stream| {
+            queue_copy(gpu, [target], |stream, placed| {
+                let to = target.at(to, placed);
                 // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The driver reads the copy,
                 // which no one has pinned, during the call.
                 unsafe {
@@ -274,7 +276,8 @@ unsafe fn download_staged(
             };
             buffer.record_use(gpu.stream());
             let middle = buffer.address();
-            queue_copy(gpu, [Touched::Array(source), Touched::Other(buffer.memory())], |stream| {
+            queue_copy(gpu, [Touched::Array(source), Touched::Other(buffer.memory())], |stream, placed| {
+                let from = source.at(from, placed);
                 // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. A chunk fits into the
                 // buffer, which outlives the copy: it is freed in stream order.
                 unsafe {
@@ -360,7 +363,8 @@ fn chunk_bytes(size_bytes: usize, buffer_bytes: usize) -> usize {
 fn upload_directly(gpu: &Gpu, target: Use<'_>, to: u64, bytes: &[u8]) -> Result<(), ArrayError> {
     let from = bytes.as_ptr().expose_provenance() as CUdeviceptr;
     gpu.transfer_counters().add_direct(bytes.len());
-    run_borrowed(gpu, target, super::UPLOAD, |stream| {
+    run_borrowed(gpu, target, super::UPLOAD, |stream, placed| {
+        let to = target.at(to, placed);
         // SAFETY: the target has these bytes, is alive, and the stream has been ordered to write it. The source is borrowed until
         // this returns, and then the copy is done.
         unsafe { gpu.device().driver().cuMemcpyAsync(to, from, bytes.len(), stream) }
@@ -382,7 +386,8 @@ unsafe fn download_directly(
 ) -> Result<(), ArrayError> {
     let to = to.expose_provenance() as CUdeviceptr;
     gpu.transfer_counters().add_direct(size_bytes);
-    run_borrowed(gpu, source, super::DOWNLOAD, |stream| {
+    run_borrowed(gpu, source, super::DOWNLOAD, |stream, placed| {
+        let from = source.at(from, placed);
         // SAFETY: the source has these bytes, is alive, and the stream has been ordered to read it. The caller's memory is not used
         // before this returns, and then the copy is done.
         unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }

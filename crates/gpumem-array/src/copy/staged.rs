@@ -27,8 +27,8 @@ pub(super) fn copy<T: Element, D: Dimension, E: Dimension>(
         let copied = starts.enumerate().try_for_each(|(index, start)| {
             let slot = index % slots.len();
             let chunk = StagedChunk {
-                to: target.address() + start as u64,
-                from: source.address() + start as u64,
+                to: target.planned() + start as u64,
+                from: source.planned() + start as u64,
                 size_bytes: chunk_bytes.min(size_bytes - start),
             };
             ends.copy_through(&mut slots[slot], &chunk)
@@ -65,7 +65,8 @@ impl Ends<'_> {
         target.order(receiver, COPY)?;
         source.order(sender, COPY)?;
         wait(sender.stream(), slot.read, receiver.stream())?;
-        queue_copy(sender, [Touched::Array(source), Touched::Other(slot.memory())], |stream| {
+        queue_copy(sender, [Touched::Array(source), Touched::Other(slot.memory())], |stream, placed| {
+            let from = source.at(from, placed);
             // SAFETY: the chunk lies within the source, in live memory of this device, and the stream has been ordered to read it. The
             // slot has room for a chunk, and the stream waits for the last copy out of it.
             unsafe { driver.cuMemcpyAsync(middle, from, size_bytes, stream) }
@@ -73,12 +74,16 @@ impl Ends<'_> {
         wait(receiver.stream(), sender.stream().point(), sender.stream())?;
         let is_marked = receiver.stream().has_waiters();
         slot.block.record_use(receiver.stream());
-        let queued =
-            queue_copy(receiver, [Touched::Array(target), Touched::Other(slot.memory())], |stream| {
+        let queued = queue_copy(
+            receiver,
+            [Touched::Array(target), Touched::Other(slot.memory())],
+            |stream, placed| {
+                let to = target.at(to, placed);
                 // SAFETY: the chunk lies within the target, in live memory of this device, and the stream has been ordered to write it.
                 // Every device can access the slot, which the stream waits for.
                 unsafe { driver.cuMemcpyAsync(to, middle, size_bytes, stream) }
-            });
+            },
+        );
         // Even after an error: the copy may have been queued.
         slot.read = receiver.stream().point();
         if !is_marked {

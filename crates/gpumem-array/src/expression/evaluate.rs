@@ -65,7 +65,7 @@ fn evaluate_recorded<T: Scalar, D: Dimension>(
         let order = if *is_by_columns { ElementOrder::Column } else { ElementOrder::Row };
         let layout = Layout::dense(dim, order, size_of::<T>())?;
         let result = GpuArray::<T, D>::unwritten(gpu, layout)?;
-        queue_each(gpu, arguments, (result.writes(), [result.address()]), plan, operation)?;
+        queue_each(gpu, arguments, (result.writes(), [result.planned()]), plan, operation)?;
         Ok(result)
     })
 }
@@ -189,12 +189,12 @@ macro_rules! updates {
                         $(
                             let $target = targets.$place.as_view_mut();
                             let (of, size) = (<$array::Elem as Scalar>::TYPE, size_of::<$array::Elem>());
-                            tape.target(of, $target.address(), layout_axes($target.layout(), size));
+                            tape.target(of, $target.planned(), layout_axes($target.layout(), size));
                         )+
                         expressions.iter().try_for_each(|expression| expression.record_on(&mut tape))?;
                         let Tape { mut arguments, recording, .. } = tape;
                         let KnownPlan { plan, .. } = plans.find(recording, notes, operation)?;
-                        $(arguments.array(($target.writes(), $target.address()));)+
+                        $(arguments.array(($target.writes(), $target.planned()));)+
                         queue_planned(targets_first!($($target)+).gpu(), arguments, plan, operation)
                     })
                 }

@@ -137,7 +137,7 @@ impl<A: AsView<Elem: Scalar>> Expression for Elements<A> {
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
         let view = self.0.as_view();
         let axes = layout_axes(view.layout(), size_of::<A::Elem>());
-        tape.array(A::Elem::TYPE, view.gpu(), view.reads(), view.address(), axes);
+        tape.array(A::Elem::TYPE, view.gpu(), view.reads(), view.planned(), axes);
         Ok(())
     }
 }

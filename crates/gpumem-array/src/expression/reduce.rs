@@ -178,7 +178,7 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
             FoldClass { fold, of, out: T::TYPE, threads: division.threads, is_partial, has_states: false };
         check_arrays(array_count + class.results(), operation)?;
         if !is_partial {
-            arguments.array((result.writes(), result.address()));
+            arguments.array((result.writes(), result.planned()));
             division.end(plan, notes, &class, array_count + 1, total);
             let kernel = entry(gpu, plan)?;
             let function = function(gpu, kernel, plan, &class)?;
@@ -193,7 +193,7 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         };
         let parts = class.state().into_iter().map(array).collect::<Result<Vec<_>, ArrayError>>()?;
         let mut arguments = arguments;
-        parts.iter().for_each(|(array, _)| arguments.array((array.writes(), array.address())));
+        parts.iter().for_each(|(array, _)| arguments.array((array.writes(), array.planned())));
         division.end(plan, notes, &class, array_count + parts.len(), total);
         let kernel = entry(gpu, plan)?;
         let first =
@@ -205,14 +205,14 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
             let size = of.size().cast_signed();
             let strides = [shape[1].cast_signed() * size, size];
             let view = array.view();
-            tape.array(*of, gpu, view.reads(), array.address(), shape.into_iter().zip(strides));
+            tape.array(*of, gpu, view.reads(), array.planned(), shape.into_iter().zip(strides));
         }
         let Tape { mut arguments, recording, .. } = tape;
         notes.read(recording, operation)?;
         plan.reduction(notes, &shape, |axis| axis == 0, true);
         let division = Division::of(plan, false);
         class = FoldClass { threads: division.threads, is_partial: false, has_states: true, ..class };
-        arguments.array((result.writes(), result.address()));
+        arguments.array((result.writes(), result.planned()));
         let array_count = plan.argument_count;
         division.end(plan, notes, &class, array_count + 1, total);
         let kernel = entry(gpu, plan)?;

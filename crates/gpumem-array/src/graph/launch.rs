@@ -123,7 +123,7 @@ impl<'g, 'a> GraphLaunch<'g, 'a> {
         // SAFETY: the graph consists of operations of this crate on memory of its own, which the pool keeps, and on its arguments, which
         // were just matched. The stream has been ordered after conflicting uses of both, and later uses are ordered after it. Kernels stay
         // loaded as long as the graph.
-        let queued = queue_launch(gpu, uses, |_| unsafe { graph.exec.launch(gpu.stream()) });
+        let queued = queue_launch(gpu, uses, |_, _| unsafe { graph.exec.launch(gpu.stream()) });
         if let Some(last) = graph.functions.last() {
             gpu.note_kernel(last.known_name());
         }

@@ -162,10 +162,10 @@ fn converted_at<T: Cast<U>, U: Element, D: Dimension, P: Place + ?Sized>(
     let CastNumbers { from, to, lanes } = T::NUMBERS;
     with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
         let mut tape = Tape::new("cast", recording);
-        tape.array(from, gpu, view.reads(), view.address(), numbers(view.layout(), from, lanes));
+        tape.array(from, gpu, view.reads(), view.planned(), numbers(view.layout(), from, lanes));
         tape.cast(to);
-        tape.target(to, result.address(), numbers(result.layout(), to, lanes));
-        queue_recorded(gpu, tape, notes, plans, (result.writes(), [result.address()]))
+        tape.target(to, result.planned(), numbers(result.layout(), to, lanes));
+        queue_recorded(gpu, tape, notes, plans, (result.writes(), [result.planned()]))
     })?;
     Ok(result)
 }

@@ -130,7 +130,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets all elements to these bytes of one.
     fn set(&mut self, value: &[u8]) -> Result<(), ArrayError> {
         self.storage().share(self.gpu(), "fill")?;
-        let plan = LayoutPlan::fill(self.layout(), size_of::<T>(), self.storage().address());
+        let plan = LayoutPlan::fill(self.layout(), size_of::<T>(), self.storage().planned());
         // An element in the program's host memory may have any address that its type allows.
         let address = copy::at(self.storage(), plan.to);
         let pattern = FillPattern::of(value).filter(|pattern| address.is_multiple_of(pattern.width as u64));
@@ -155,8 +155,10 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     ) -> Result<(), ArrayError> {
         let (gpu, FillPattern { width: size, value }) = (self.gpu(), pattern);
         let (driver, width) = (gpu.device().driver(), width / size);
-        self.writes().order(gpu, "fill")?;
-        queue(gpu, [self.writes()], |stream| {
+        let writes = self.writes();
+        writes.order(gpu, "fill")?;
+        queue(gpu, [writes], |stream, placed| {
+            let to = writes.at(to, placed);
             // SAFETY: the rows are those of the view, within live memory of this device and aligned to the pattern; the stream has been
             // ordered after what conflicts.
             unsafe {
@@ -174,7 +176,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
 
     /// Sets all elements by a kernel: a target for each word of an element, or one for all if the words are equal.
     fn set_words(&self, value: &[u8]) -> Result<(), ArrayError> {
-        let (gpu, address) = (self.gpu(), self.address());
+        let (gpu, address) = (self.gpu(), self.planned());
         let size = 1 << (address | size_of::<T>() as u64 | 8).trailing_zeros();
         let of = ScalarType::unsigned(size);
         let (count, step) = (value.len() / size, size_of::<T>().cast_signed());

@@ -177,7 +177,7 @@ readers! {
         let row_bytes = inner * size_of::<T>();
         let unit = [16, 8, 4, 2]
             .into_iter()
-            .find(|unit| row_bytes.is_multiple_of(*unit) && source.address().is_multiple_of(*unit as u64));
+            .find(|unit| row_bytes.is_multiple_of(*unit) && source.planned().is_multiple_of(*unit as u64));
         let unit = unit.unwrap_or(1);
         let block_count = blocks(result.len() * size_of::<T>() / unit, THREADS);
         let (kernel, grid) = (Kernel::Gather(Unit::of(unit)), [block_count, 1, 1]);
@@ -402,7 +402,7 @@ impl<T: Numeric, D: Dimension> Additions<'_, T, D> {
         let parts = (count > TILE).then(unwritten).transpose()?;
         let (grid, block) = ([blocks(threads, THREADS), 1, 1], [THREADS as u32, 1, 1]);
         let launch = OwnLaunch::new(gpu, Kernel::Scatter(Only::One), grid, block)?;
-        let launch = launch.array((target.writes(), target.address())).read(&values.view());
+        let launch = launch.array((target.writes(), target.planned())).read(&values.view());
         let launch = launch.read(&sorted.rows.view()).read(&sorted.places.view());
         let launch = match &parts {
             Some(parts) => launch.write(parts),
@@ -411,7 +411,7 @@ impl<T: Numeric, D: Dimension> Additions<'_, T, D> {
         launch.words([count, rows, width, outer, T::KERNELS as usize]).queue(ADD)?;
         let Some(parts) = parts else { return Ok(()) };
         let launch = OwnLaunch::new(gpu, Kernel::ScatterRest(Only::One), grid, block)?;
-        let launch = launch.array((target.writes(), target.address())).read(&sorted.rows.view());
+        let launch = launch.array((target.writes(), target.planned())).read(&sorted.rows.view());
         launch.read(&parts.view()).words([count, rows, width, outer, T::KERNELS as usize]).queue(ADD)
     }
 }

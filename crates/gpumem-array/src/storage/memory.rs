@@ -3,11 +3,13 @@
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 use super::foreign_memory::ForeignMemory;
 use core::ptr::NonNull;
-use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, Stream};
+use gpumem_pool::{Block, Device, GrowableBlock, MemoryKind, SpillableBlock, Stream};
 
 /// The memory of a storage. Rare variants are boxed: every array is as large as the largest variant.
 pub(super) enum StorageMemory {
     Block(Block),
+    /// A block of a pool that spills: it has an address only while it is in device memory.
+    Spillable(SpillableBlock),
     /// Device memory that grows and shrinks at its end, at the same address.
     Growable(Box<GrowableBlock>),
     /// The program's own host memory, inside a closure whose end waits for all streams ([`Device::with_host_memory`]).
@@ -22,10 +24,12 @@ pub(super) enum StorageMemory {
 }
 
 impl StorageMemory {
+    /// The address at which work is planned. Only a spillable block has another one when the work is queued.
     #[inline]
-    pub(super) fn address(&self) -> u64 {
+    pub(super) fn planned(&self) -> u64 {
         match self {
             Self::Block(block) => block.address(),
+            Self::Spillable(block) => PLANNED | (block.number() % PLANNED_COUNT * PLANNED_BYTES),
             Self::Growable(block) => block.address(),
             Self::Borrowed { address, .. } => *address,
             #[cfg(any(feature = "cudarc", feature = "dlpack"))]
@@ -37,6 +41,7 @@ impl StorageMemory {
     pub(super) fn size_bytes(&self) -> u64 {
         match self {
             Self::Block(block) => block.size_bytes(),
+            Self::Spillable(block) => block.size_bytes(),
             Self::Growable(block) => block.size_bytes(),
             Self::Borrowed { size_bytes, .. } => *size_bytes,
             #[cfg(any(feature = "cudarc", feature = "dlpack"))]
@@ -53,6 +58,7 @@ impl StorageMemory {
     fn device_of_other(&self) -> &Device {
         match self {
             Self::Block(block) => block.device(),
+            Self::Spillable(block) => block.device(),
             Self::Growable(block) => block.device(),
             Self::Borrowed { device, .. } => device,
             #[cfg(any(feature = "cudarc", feature = "dlpack"))]
@@ -63,7 +69,7 @@ impl StorageMemory {
     pub(super) fn kind(&self) -> MemoryKind {
         match self {
             Self::Block(block) => block.kind(),
-            Self::Growable(_) => MemoryKind::Device,
+            Self::Spillable(_) | Self::Growable(_) => MemoryKind::Device,
             Self::Borrowed { .. } => MemoryKind::Host,
             #[cfg(any(feature = "cudarc", feature = "dlpack"))]
             Self::Foreign(foreign) => foreign.kind,
@@ -73,7 +79,7 @@ impl StorageMemory {
     /// The name of the memory in errors.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Block(_) => "a block",
+            Self::Block(_) | Self::Spillable(_) => "a block",
             Self::Growable(_) => "memory that grows in place",
             Self::Borrowed { .. } => "host memory of the program",
             #[cfg(any(feature = "cudarc", feature = "dlpack"))]
@@ -91,6 +97,7 @@ impl StorageMemory {
     pub(super) fn record_use(&self, stream: &Stream) {
         match self {
             Self::Block(block) => block.record_use(stream),
+            Self::Spillable(block) => block.note_use(stream, false),
             Self::Growable(block) => block.record_use(stream),
             Self::Borrowed { .. } => {}
             #[cfg(any(feature = "cudarc", feature = "dlpack"))]
@@ -102,6 +109,7 @@ impl StorageMemory {
     pub(super) fn keep_for_graph(&self, stream: &Stream) {
         match self {
             Self::Growable(_) => {}
+            Self::Spillable(block) => block.keep_for_graph(stream),
             memory => memory.record_use(stream),
         }
     }
@@ -112,4 +120,18 @@ impl StorageMemory {
             _ => None,
         }
     }
+
+    #[inline]
+    pub(super) fn spillable(&self) -> Option<&SpillableBlock> {
+        match self {
+            Self::Spillable(block) => Some(block),
+            _ => None,
+        }
+    }
 }
+
+/// Spillable blocks are planned at addresses that no device has: a program that used one would fault. Blocks of up to 1 TiB do not overlap,
+/// and all are aligned as blocks are.
+const PLANNED: u64 = 1 << 62;
+const PLANNED_BYTES: u64 = 1 << 40;
+const PLANNED_COUNT: u64 = 1 << 20;

@@ -8,7 +8,7 @@
 //!
 //! Each cache also keeps the last few larger blocks that were freed ([`LargeCache`](super::large_cache::LargeCache)).
 //!
-//! Blocks that leave for the heap are collected in a [`Spill`], each with its stamp. `S` is the type of the stamp. The caches read
+//! Blocks that leave for the heap are collected in a [`Drained`], each with its stamp. `S` is the type of the stamp. The caches read
 //! a stamp, through a function of the caller, when blocks leave a cache.
 //!
 //! *Order.* A block in a cache was freed after work that was queued before. Its stamp is read after it has left the cache. The event that
@@ -49,7 +49,7 @@ struct CacheRegistry {
 }
 
 /// Blocks on their way to the heap, each free once its stamp is complete.
-pub type Spill<S> = Vec<(HeapBlock, S)>;
+pub type Drained<S> = Vec<(HeapBlock, S)>;
 
 impl<S: Copy + From<u64>> ThreadCaches<S> {
     /// Creates the caches of a pool, with a combined capacity.
@@ -135,7 +135,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         cache: OwnerGuard<'_>,
         class: SizeClass,
         stamp: impl Fn(u64) -> S,
-        spill: &mut Spill<S>,
+        drained: &mut Drained<S>,
     ) -> bool {
         let Some((batch, room_bytes)) =
             cache.with(|magazines| (magazines.make_space(class), magazines.room_bytes()))
@@ -146,7 +146,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         if let Some(blocks) = batch {
             // This cache frees more than it allocates, so it will want room for another batch.
             wanted_bytes = class.size_bytes() * blocks.len() as u64;
-            let spare = self.shelve(class, Batch { stamp: stamp(cache.stream()), blocks }, spill);
+            let spare = self.shelve(class, Batch { stamp: stamp(cache.stream()), blocks }, drained);
             cache.with(|magazines| magazines.keep_spare(spare));
         }
         if room_bytes >= class.size_bytes() || self.grant(cache, class, wanted_bytes) {
@@ -156,26 +156,26 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         if !self.refusal_count.fetch_add(1, Ordering::Relaxed).is_multiple_of(REFUSALS_BETWEEN_REBALANCES) {
             return false;
         }
-        self.rebalance(cache, stamp, spill);
+        self.rebalance(cache, stamp, drained);
         self.grant(cache, class, GRANT_BYTES)
     }
 
     /// Removes all blocks of a cache, and its allowance.
-    pub fn drain_own(&self, cache: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+    pub fn drain_own(&self, cache: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, drained: &mut Drained<S>) {
         let mut blocks = Vec::new();
         let given_bytes = cache.with(|magazines| {
-            magazines.large.empty(leaving(spill));
+            magazines.large.empty(leaving(drained));
             magazines.shrink(0, |block| blocks.push(block))
         });
         self.budget.give_back(given_bytes.unwrap_or(0));
-        stamped(&cache, blocks, stamp, spill);
+        stamped(&cache, blocks, stamp, drained);
     }
 
     /// Removes all blocks of all caches and of the depot, even while their threads are running.
-    pub fn drain(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+    pub fn drain(&self, stamp: impl Fn(u64) -> S, drained: &mut Drained<S>) {
         let registry = self.lock();
-        self.shrink(registry.caches.iter().map(|cache| (&**cache, 0)), stamp, spill);
-        self.drain_depot(spill);
+        self.shrink(registry.caches.iter().map(|cache| (&**cache, 0)), stamp, drained);
+        self.drain_depot(drained);
     }
 
     /// The combined allowance of all caches. A change that happens at the same time may be missed.
@@ -184,10 +184,10 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 
     /// Removes the large blocks of all caches.
-    pub fn drain_large(&self, spill: &mut Spill<S>) {
+    pub fn drain_large(&self, drained: &mut Drained<S>) {
         let registry = self.lock();
         let having = registry.caches.iter().filter(|cache| cache.has_large()).map(|cache| (&**cache, ()));
-        visit_all(having, |_, (), magazines| magazines.large.empty(leaving(spill)));
+        visit_all(having, |_, (), magazines| magazines.large.empty(leaving(drained)));
     }
 
     /// Drains and forgets the caches of streams that are gone. Returns the bytes that the heap counts as kept in them.
@@ -195,12 +195,12 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         &self,
         is_gone: impl Fn(u64) -> bool,
         stamp: impl Fn(u64) -> S,
-        spill: &mut Spill<S>,
+        drained: &mut Drained<S>,
     ) -> u64 {
         let mut registry = self.lock();
         let gone: Vec<_> = registry.caches.extract_if(.., |cache| is_gone(cache.stream())).collect();
         self.note_caches(&registry);
-        let (counters, kept_bytes) = self.close_caches(&gone, stamp, spill);
+        let (counters, kept_bytes) = self.close_caches(&gone, stamp, drained);
         registry.retired = registry.retired + counters;
         let mut common = self.common();
         let Some(common) = common.as_mut() else { return kept_bytes };
@@ -216,12 +216,12 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 
     /// Drains and closes all caches, and returns the sum of all counters. Later operations are not included.
-    pub fn close(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
+    pub fn close(&self, stamp: impl Fn(u64) -> S, drained: &mut Drained<S>) -> Counters {
         let mut registry = self.lock();
         registry.is_closed = true;
         let caches = core::mem::take(&mut registry.caches);
-        let sum = registry.retired + self.close_caches(&caches, stamp, spill).0;
-        self.drain_depot(spill);
+        let sum = registry.retired + self.close_caches(&caches, stamp, drained).0;
+        self.drain_depot(drained);
         sum_of(self.common().take().unwrap_or_default().values(), sum)
     }
 
@@ -297,7 +297,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
 
     /// Reclaims allowance: all of it from caches that were not used since the previous rebalance, and the part beyond an equal share from
     /// the others. The depot loses the oldest batch of each shelf.
-    fn rebalance(&self, asking: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+    fn rebalance(&self, asking: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, drained: &mut Drained<S>) {
         // The holder of the lock is rebalancing too, or is changing the list of caches.
         let Ok(registry) = self.registry.try_lock() else { return };
         let others = registry.caches.iter().filter(|cache| !core::ptr::eq(&***cache, &*asking));
@@ -306,8 +306,8 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         let share_bytes = self.budget.cap_bytes() / (used_count + 1);
         let shares =
             others.into_iter().map(|(cache, was_used)| (cache, if was_used { share_bytes } else { 0 }));
-        self.shrink(shares, stamp, spill);
-        self.depot.age(|class, batch| self.leave(class, batch, spill));
+        self.shrink(shares, stamp, drained);
+        self.depot.age(|class, batch| self.leave(class, batch, drained));
     }
 
     /// Takes from each cache the allowance beyond a number of bytes. The caller holds the registry, so only one thread does this at
@@ -316,7 +316,7 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         &self,
         caches: impl Iterator<Item = (&'a ThreadCache, u64)>,
         stamp: impl Fn(u64) -> S,
-        spill: &mut Spill<S>,
+        drained: &mut Drained<S>,
     ) {
         // A cache whose allowance is growing now is left alone, as if it grew a moment later.
         let above = caches.filter(|(cache, keep_bytes)| {
@@ -327,11 +327,11 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
             let mut blocks = Vec::new();
             self.budget.give_back(magazines.shrink(keep_bytes, |block| blocks.push(block)));
             if keep_bytes == 0 {
-                magazines.large.empty(leaving(spill));
+                magazines.large.empty(leaving(drained));
             }
             left.push((cache, blocks));
         });
-        left.into_iter().for_each(|(cache, blocks)| stamped(cache, blocks, &stamp, spill));
+        left.into_iter().for_each(|(cache, blocks)| stamped(cache, blocks, &stamp, drained));
     }
 
     /// Returns the sum of their counters, and the bytes that the heap counts as kept in them.
@@ -339,36 +339,36 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         &self,
         caches: &[Arc<ThreadCache>],
         stamp: impl Fn(u64) -> S,
-        spill: &mut Spill<S>,
+        drained: &mut Drained<S>,
     ) -> (Counters, u64) {
         let (mut left, mut sum, mut kept_bytes) = (Vec::new(), Counters::default(), 0);
         close_all(caches.iter().map(|cache| &**cache), |cache, magazines| {
             let mut blocks = Vec::new();
             self.budget.give_back(magazines.shrink(0, |block| blocks.push(block)));
-            magazines.large.empty(leaving(spill));
+            magazines.large.empty(leaving(drained));
             sum = sum + cache.counters();
             kept_bytes += magazines.large.forget();
             left.push((cache, blocks));
         });
-        left.into_iter().for_each(|(cache, blocks)| stamped(cache, blocks, &stamp, spill));
+        left.into_iter().for_each(|(cache, blocks)| stamped(cache, blocks, &stamp, drained));
         (sum, kept_bytes)
     }
 
-    /// Adds a batch to the depot, or to the spill if it does not fit. Returns an empty list for the next batch.
-    fn shelve(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) -> Vec<HeapBlock> {
+    /// Adds a batch to the depot, or to the drained blocks if it does not fit. Returns an empty list for the next batch.
+    fn shelve(&self, class: SizeClass, batch: Batch<S>, drained: &mut Drained<S>) -> Vec<HeapBlock> {
         self.depot.add(class, batch).unwrap_or_else(|batch| {
-            self.leave(class, batch, spill);
+            self.leave(class, batch, drained);
             Vec::new()
         })
     }
 
-    fn drain_depot(&self, spill: &mut Spill<S>) {
-        self.depot.drain(|class, batch| self.leave(class, batch, spill));
+    fn drain_depot(&self, drained: &mut Drained<S>) {
+        self.depot.drain(|class, batch| self.leave(class, batch, drained));
     }
 
-    fn leave(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) {
+    fn leave(&self, class: SizeClass, batch: Batch<S>, drained: &mut Drained<S>) {
         self.budget.give_back(class.size_bytes() * batch.blocks.len() as u64);
-        spill.extend(batch.blocks.into_iter().map(|block| (block, batch.stamp)));
+        drained.extend(batch.blocks.into_iter().map(|block| (block, batch.stamp)));
     }
 
     fn note_caches(&self, registry: &CacheRegistry) {
@@ -385,9 +385,9 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 }
 
-/// Adds large blocks to a spill, with the stamps of their frees.
-fn leaving<S: From<u64>>(spill: &mut Spill<S>) -> impl FnMut(LargeBlock) {
-    |large| spill.push((large.block, S::from(large.stamp)))
+/// Adds large blocks to the drained ones, with the stamps of their frees.
+fn leaving<S: From<u64>>(drained: &mut Drained<S>) -> impl FnMut(LargeBlock) {
+    |large| drained.push((large.block, S::from(large.stamp)))
 }
 
 fn sum_of<'a>(counters: impl Iterator<Item = &'a Counters>, first: Counters) -> Counters {
@@ -399,11 +399,11 @@ fn stamped<S: Copy>(
     cache: &ThreadCache,
     blocks: Vec<HeapBlock>,
     stamp: impl Fn(u64) -> S,
-    spill: &mut Spill<S>,
+    drained: &mut Drained<S>,
 ) {
     if !blocks.is_empty() {
         let stamp = stamp(cache.stream());
-        spill.extend(blocks.into_iter().map(|block| (block, stamp)));
+        drained.extend(blocks.into_iter().map(|block| (block, stamp)));
     }
 }
 

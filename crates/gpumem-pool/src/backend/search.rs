@@ -76,8 +76,12 @@ pub(crate) struct Shortage {
     pub(crate) refusal: Option<Refusal>,
 }
 
+/// True if the rung of this name waits on the host.
+pub(crate) fn waits_on_host(name: &str) -> bool {
+    [WAIT_FOR_FREES, WAIT_AND_TRIM].contains(&name)
+}
+
 /// The name of the rung that waits for the last uses of freed memory, up to the deadline.
-#[cfg(feature = "backend-caching")]
 pub(super) const WAIT_FOR_FREES: &str = "wait on the host for other streams' frees";
 
 /// The name of the rung that waits for the device, up to the deadline, and releases cached memory.

@@ -14,7 +14,9 @@ use crate::config::values::{
     boolean, byte_count, divisions, fraction, handle_pages, limit, microseconds, milliseconds, named,
     no_caching, number, share, split_bytes,
 };
-use crate::config::{BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, render};
+use crate::config::{
+    BackendKind, Config, FlightRecorder, Limit, MemoryKind, PeerOption, Profile, Spill, render,
+};
 use core::time::Duration;
 use gpumem_sys::env::Variable;
 
@@ -321,6 +323,10 @@ options! {
         "whether the last events of each thread are kept in memory, and written to a file when a request is refused with a report; \
          `on` is `gpumem-PID.trace` in the folder for temporary files, and `%p` in a path is the process ID. The cost: every \
          allocation and free takes the slow path and records an event, as with a trace";
+    spill: Spill = named("`off`, or `host:` and the bytes of host memory (host:32GiB)") default "`off`"
+        => spill on ALL, setter(Spill), variable "GPUMEM_SPILL":
+        "whether arrays move to pinned host memory while device memory is short, instead of a refusal. An array moves back at its \
+         next use. Arrays of less than 64 KiB stay, and so do those whose address other code has";
     oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
          [`Device`] together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \

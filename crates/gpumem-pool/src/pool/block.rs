@@ -273,6 +273,10 @@ impl Block {
         self.allocation.without_tag()
     }
 
+    pub(crate) fn tag_number(&self) -> u16 {
+        self.allocation.tag()
+    }
+
     pub(crate) fn nesting(&self) -> usize {
         self.pool.nesting(self.allocation())
     }
@@ -400,7 +404,7 @@ impl Block {
     /// process maps the memory.
     ///
     /// The pool's options `rdma` and `exportable` ([`conf`](crate::conf)) determine the access of other devices and
-    /// processes. Pinned memory is harder to reuse for blocks of other sizes, so pin only blocks that need it.
+    /// processes. SpillPin memory is harder to reuse for blocks of other sizes, so pin only blocks that need it.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Pool, Stream};

@@ -4,6 +4,7 @@ use crate::backend::{self, Backend, BackendSetup, MemorySource, NO_CACHE};
 use crate::config::{Config, PoolId, PoolName};
 use crate::error::{PoolError, PoolUsage};
 use crate::figures::ActivityCounters;
+use crate::limits::spills::Spills;
 use crate::limits::{LimitNode, Limits, WeakList};
 use crate::pool::listing::Listing;
 use crate::pool::observer::{Observer, Witness};
@@ -48,6 +49,8 @@ pub(crate) struct Hub {
     witnesses: Lock<Vec<Arc<dyn Witness>>>,
     poison: OnceLock<PoolError>,
     pub(crate) sleep_state: SleepState,
+    /// Set once, by the pool, if it spills.
+    spiller: OnceLock<Arc<dyn Spills>>,
     pub(crate) lifetime: Lifetime,
 }
 
@@ -82,6 +85,7 @@ impl Hub {
             witnesses: Lock::default(),
             poison: OnceLock::new(),
             sleep_state: SleepState::default(),
+            spiller: OnceLock::new(),
             lifetime: Lifetime::new(),
             setup,
         })
@@ -101,6 +105,14 @@ impl Hub {
 
     pub(crate) fn config(&self) -> &Config {
         &self.setup.config
+    }
+
+    pub(crate) fn spiller(&self) -> Option<&Arc<dyn Spills>> {
+        self.spiller.get()
+    }
+
+    pub(crate) fn set_spiller(&self, spiller: Arc<dyn Spills>) {
+        let _first_counts = self.spiller.set(spiller);
     }
 
     pub(crate) fn add_witness(&self, witness: Arc<dyn Witness>) {

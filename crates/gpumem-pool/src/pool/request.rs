@@ -8,10 +8,12 @@
 //! | `found` | the backend, inside all adaptors |
 //! | `ladder` | makes room when memory is short, and repeats the request |
 //! | `largest` | requests for a range of sizes |
+//! | `ahead` | requests for memory that is not needed yet |
 //! | `report` | the error of a request that nothing helped |
 //!
 //! `found`, `ladder` and `report` know only the pool's [`Hub`](super::hub::Hub).
 
+pub(crate) mod ahead;
 pub(crate) mod check;
 mod fast;
 pub(crate) mod found;

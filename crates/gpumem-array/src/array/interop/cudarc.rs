@@ -607,7 +607,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         if let Err(error) = lends(stream) {
             return Err(Rejected::new(error, self));
         }
-        match upgrade(stream, self.view().address(), self.len()) {
+        match upgrade(stream, self.view().pinned_address(), self.len()) {
             Ok(slice) => {
                 let (slice, stream) = (ManuallyDrop::new(slice), stream.clone());
                 Ok(LentSlice { slice, stream, array: Some(self) })

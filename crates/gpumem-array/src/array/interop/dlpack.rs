@@ -162,7 +162,7 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
             Err(error) => return Err(Rejected::new(error, self)),
         };
         let (storage, layout) = self.into_parts();
-        let data = if layout.len() == 0 { 0 } else { storage.address() };
+        let data = if layout.len() == 0 { 0 } else { storage.pinned_address() };
         let device = device_of(storage.kind(), storage.device());
         // The deleter drops the memory, which is freed in the order of the consumer's stream.
         let mut tensor = prepared.initialize(Box::new(storage));

@@ -3,7 +3,7 @@
 use crate::block::HeapBlock;
 use crate::cache::tests::own;
 use crate::cache::thread_cache::ThreadCache;
-use crate::cache::thread_caches::{REFUSALS_BETWEEN_REBALANCES, Spill, ThreadCaches};
+use crate::cache::thread_caches::{Drained, REFUSALS_BETWEEN_REBALANCES, ThreadCaches};
 use crate::size_class::SizeClass;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ struct World {
     pool: ThreadCaches<u64>,
     caches: Vec<Arc<ThreadCache>>,
     next_record: u32,
-    spill: Spill<u64>,
+    drained: Drained<u64>,
     heap_visits: u32,
 }
 
@@ -25,7 +25,7 @@ impl World {
     fn new(cap_bytes: u64, streams: impl IntoIterator<Item = u64>) -> Self {
         let pool = ThreadCaches::new(cap_bytes);
         let caches = streams.into_iter().map(|stream| pool.adopt(stream).unwrap()).collect();
-        Self { pool, caches, next_record: 0, spill: Vec::new(), heap_visits: 0 }
+        Self { pool, caches, next_record: 0, drained: Vec::new(), heap_visits: 0 }
     }
 
     fn take(&mut self, cache: usize, class: SizeClass) -> HeapBlock {
@@ -48,11 +48,11 @@ impl World {
         if cache.put(class, class.size_bytes(), block) {
             return;
         }
-        if self.pool.make_way(cache, class, |stream| stream, &mut self.spill) {
+        if self.pool.make_way(cache, class, |stream| stream, &mut self.drained) {
             assert!(cache.put(class, class.size_bytes(), block), "way was made");
         } else {
             self.heap_visits += 1;
-            self.spill.push((block, cache.stream()));
+            self.drained.push((block, cache.stream()));
             assert!(cache.count_in(class.size_bytes()));
         }
     }
@@ -64,8 +64,8 @@ impl World {
 
     /// The numbers of all blocks that have come back to the heap.
     fn drained(&mut self) -> Vec<u32> {
-        self.pool.drain(|stream| stream, &mut self.spill);
-        let mut records: Vec<u32> = self.spill.iter().map(|(block, _)| block.record).collect();
+        self.pool.drain(|stream| stream, &mut self.drained);
+        let mut records: Vec<u32> = self.drained.iter().map(|(block, _)| block.record).collect();
         records.sort_unstable();
         records
     }
@@ -146,10 +146,10 @@ fn sets_of_a_stream_that_is_gone_are_closed_and_their_counts_kept() {
     world.put(0, class(256), block);
     assert_eq!(world.take(0, class(256)), block);
     let before = world.pool.counters();
-    world.pool.purge(|stream| stream == 7, |stream| stream, &mut world.spill);
+    world.pool.purge(|stream| stream == 7, |stream| stream, &mut world.drained);
     assert!(world.caches[0].is_closed() && !world.caches[1].is_closed());
     assert_eq!(world.pool.counters(), before);
-    assert!(!world.pool.make_way(own(&world.caches[0]), class(256), |stream| stream, &mut world.spill));
+    assert!(!world.pool.make_way(own(&world.caches[0]), class(256), |stream| stream, &mut world.drained));
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn a_closed_front_has_counted_everything_and_adopts_nobody() {
     let blocks = [world.take(0, class(256)), world.take(1, class(512))];
     world.put(1, class(256), blocks[0]);
     let open = world.pool.counters();
-    assert_eq!(world.pool.close(|stream| stream, &mut world.spill), open);
-    assert_eq!(world.spill, [(blocks[0], 8)]);
+    assert_eq!(world.pool.close(|stream| stream, &mut world.drained), open);
+    assert_eq!(world.drained, [(blocks[0], 8)]);
     assert!(world.pool.adopt(7).is_none());
     assert!(!world.pool.count_in(8, 512));
     assert_eq!(world.pool.granted_bytes(), 0);
@@ -210,7 +210,7 @@ proptest! {
                 Step::Put { .. } => {}
                 Step::Drain => drop(world.drained()),
                 Step::Purge { stream } => {
-                    world.pool.purge(|other| other == stream, |stream| stream, &mut world.spill);
+                    world.pool.purge(|other| other == stream, |stream| stream, &mut world.drained);
                     for cache in &mut world.caches {
                         if cache.is_closed() {
                             *cache = world.pool.adopt(stream).unwrap();

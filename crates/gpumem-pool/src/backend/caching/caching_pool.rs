@@ -159,12 +159,12 @@ impl CachingPool {
             if is_gone(stream.as_u64()) || self.clocks().may_be_of_other_thread(stream.stream_index()) {
                 return None;
             }
-            let mut spill = Vec::new();
-            let kept_bytes = self.thread_caches.purge(is_gone, |stream| self.stamp_of(stream), &mut spill);
+            let mut drained = Vec::new();
+            let kept_bytes = self.thread_caches.purge(is_gone, |stream| self.stamp_of(stream), &mut drained);
             if kept_bytes > 0 {
                 self.core().heap.note_kept(kept_bytes, 0);
             }
-            self.give_all(spill);
+            self.give_all(drained);
             self.thread_caches.adopt(stream.as_u64())
         };
         cache::with_cache_or_adopt(self.cache_key, stream.as_u64(), adopt, work)

@@ -6,14 +6,16 @@
 //!
 //! | rung | when | cost |
 //! | --- | --- | --- |
+//! | contents of arrays move to the host, before the first rung that waits on the host | the option `spill` | their copies, on the device |
 //! | registered reclaim callbacks: purge, then release | always | their cached memory |
 //! | other pools of the device | unless this pool's own limit or a budget refused | their caches, and a wait for the device |
 //!
 //! Only memory that helps the requested kind takes part: device memory and unified memory help each other, pinned memory helps
 //! pinned memory. No lock is held during callbacks. All waits of a request share one deadline.
 
+use super::ahead;
 use super::report::{self, OTHERS_TRIMMED};
-use crate::backend::{MemorySource, Outcome, Search, Shortage};
+use crate::backend::{MemorySource, Outcome, Search, Shortage, waits_on_host};
 use crate::config::MemoryKind;
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
@@ -69,11 +71,13 @@ fn climb_until_found<T>(
         }
         is_first = false;
         // Memory that other threads held during the pass may be free now.
-        if search.may_repeat() && Instant::now() < deadline_of(hub) {
+        if !ahead::is_ahead_of_use() && search.may_repeat() && Instant::now() < deadline_of(hub) {
             std::thread::yield_now();
             continue;
         }
-        if !outside.any(|(name, round)| climb_outside(hub, search, name, round, course)) {
+        if ahead::is_ahead_of_use()
+            || !outside.any(|(name, round)| climb_outside(hub, search, name, round, course))
+        {
             return Ok(Outcome::Short);
         }
     }
@@ -93,8 +97,24 @@ fn climb_once<T>(
         return Ok(found);
     }
     let (mut start, mut free_bytes) = (Instant::now(), None);
-    for index in 0.. {
-        let Some(name) = search.rung(index) else { break };
+    let (mut index, mut spill_count) = (0, 0);
+    loop {
+        let name = search.rung(index);
+        if name.is_none_or(waits_on_host) {
+            if spill_count < SPILLS_MAX && spill(hub, search, course) {
+                // The memory is free behind work of other streams, which the earlier rungs wait for on the device.
+                (index, spill_count, free_bytes, start) = (0, spill_count + 1, None, Instant::now());
+                if let found @ Outcome::Found(_) = search.begin(false)? {
+                    course.served_by = Some(SPILLED);
+                    return Ok(found);
+                }
+                continue;
+            }
+            if ahead::is_ahead_of_use() {
+                break;
+            }
+        }
+        let Some(name) = name else { break };
         let before_bytes = match free_bytes {
             Some(free_bytes) => free_bytes,
             None => search.free_bytes()?,
@@ -110,8 +130,18 @@ fn climb_once<T>(
         };
         free_bytes = Some(now_bytes);
         start = course.add(name, start, gain(before_bytes, now_bytes), Vec::new());
+        index += 1;
     }
     Ok(Outcome::Short)
+}
+
+/// Moves contents to the host. True if that has freed memory.
+fn spill<T>(hub: &Hub, search: &dyn Search<T>, course: &mut Course) -> bool {
+    let Some(spiller) = hub.spiller() else { return false };
+    let start = Instant::now();
+    let freed_bytes = spiller.make_room(search.requested_bytes());
+    course.add(SPILLED, start, freed_bytes, Vec::new());
+    freed_bytes > 0
 }
 
 /// Makes room outside the pool. Returns true if the rung applies.
@@ -232,7 +262,11 @@ fn gain(before_bytes: i64, now_bytes: i64) -> u64 {
 }
 
 /// The number of rungs: at most this many attempts need no reallocation.
-const ATTEMPTS_MAX: usize = 16;
+const ATTEMPTS_MAX: usize = 17;
+/// Moves to the host in one pass. Each frees as much as the request needs, but perhaps not side by side.
+const SPILLS_MAX: u32 = 16;
+/// The name of that rung.
+const SPILLED: &str = "move arrays to host memory";
 
 /// A request that the budget of an adaptor has refused. Each pass runs it through the adaptors again.
 struct OverBudget<F> {

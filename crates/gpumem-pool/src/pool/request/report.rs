@@ -1,6 +1,7 @@
 //! The report of a refused request: [`out_of_memory_error`] states the figures at the end of the ladder. [`with_report`] adds
 //! the holders of the memory once the request leaves the pool, and counts the refusal.
 
+use super::ahead;
 use crate::backend::{MemorySource, Shortage};
 use crate::config::{MemoryKind, Profile};
 use crate::error::{
@@ -157,7 +158,7 @@ pub(crate) fn with_report<T>(
 /// Counts an error that is a refusal, and passes it to traces, to the flight recorder, to `tracing` and to the observer. Inside
 /// [`alloc_one_of`] only the final refusal counts.
 fn announce(hub: &Hub, error: &mut PoolError) {
-    if error.is_want_of_memory() && !ptr::eq(TRYING.get(), hub) {
+    if error.is_want_of_memory() && !ptr::eq(TRYING.get(), hub) && !ahead::is_ahead_of_use() {
         let pool = hub.id();
         for witness in hub.witnesses() {
             let record = witness.refused(pool, error);

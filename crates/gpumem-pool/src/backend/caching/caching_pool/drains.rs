@@ -4,7 +4,7 @@ use super::CachingPool;
 use gpumem_base::sync::MutexGuard;
 use gpumem_device::internal::Stamp;
 use gpumem_heap::cache;
-use gpumem_heap::cache::Spill;
+use gpumem_heap::cache::Drained;
 use std::sync::PoisonError;
 
 impl CachingPool {
@@ -12,11 +12,11 @@ impl CachingPool {
     /// the heap, where the next one finds them.
     pub(in super::super) fn drain_own(&self) -> bool {
         let _turn = self.draining();
-        let mut spill = Vec::new();
+        let mut drained = Vec::new();
         cache::each_cache(self.cache_key, |set| {
-            self.thread_caches.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
+            self.thread_caches.drain_own(set, |stream| self.stamp_of(stream), &mut drained)
         });
-        self.give_all(spill)
+        self.give_all(drained)
     }
 
     /// The bytes that other threads may cache, after [`drain_own`](Self::drain_own).
@@ -37,28 +37,28 @@ impl CachingPool {
     /// Like [`drain_own_large`](Self::drain_own_large), for all threads.
     pub(in super::super) fn drain_all_large(&self) -> bool {
         let _turn = self.draining();
-        let mut spill = Vec::new();
-        self.thread_caches.drain_large(&mut spill);
-        self.give_all(spill)
+        let mut drained = Vec::new();
+        self.thread_caches.drain_large(&mut drained);
+        self.give_all(drained)
     }
 
     pub(in super::super) fn drain_all(&self) -> bool {
         let _turn = self.draining();
-        let mut spill = Vec::new();
-        self.thread_caches.drain(|stream| self.stamp_of(stream), &mut spill);
-        self.give_all(spill)
+        let mut drained = Vec::new();
+        self.thread_caches.drain(|stream| self.stamp_of(stream), &mut drained);
+        self.give_all(drained)
     }
 
     fn draining(&self) -> MutexGuard<'_, ()> {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn give_all(&self, spill: Spill<Stamp>) -> bool {
-        if spill.is_empty() {
+    pub(super) fn give_all(&self, drained: Drained<Stamp>) -> bool {
+        if drained.is_empty() {
             return false;
         }
         let mut core = self.core();
-        spill.iter().for_each(|(allocation, stamp)| core.heap.give(allocation.record, &[*stamp]));
+        drained.iter().for_each(|(allocation, stamp)| core.heap.give(allocation.record, &[*stamp]));
         true
     }
 }

@@ -10,12 +10,12 @@ use gpumem_heap::{SizeClass, cache};
 
 impl CachingPool {
     pub(super) fn free_small(&self, class: SizeClass, freed: &FreeRequest) -> bool {
-        let mut spill = Vec::new();
+        let mut drained = Vec::new();
         let make_way = |set: OwnerGuard<'_>| {
-            self.thread_caches.make_way(set, class, |stream| self.stamp_of(stream), &mut spill)
+            self.thread_caches.make_way(set, class, |stream| self.stamp_of(stream), &mut drained)
         };
         let is_made = self.with_cache_or_adopt(freed.owner_stream, make_way) == Some(true);
-        self.give_all(spill);
+        self.give_all(drained);
         let allocation = block_of(&freed.allocation);
         // This comes last, because it removes the block from the counters; the pool may then be gone.
         is_made

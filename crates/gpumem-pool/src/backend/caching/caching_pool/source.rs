@@ -99,9 +99,9 @@ impl MemorySource for Arc<CachingPool> {
     }
 
     fn close(&self) -> u64 {
-        let mut spill = Vec::new();
-        let counters = self.thread_caches.close(|stream| self.stamp_of(stream), &mut spill);
-        self.give_all(spill);
+        let mut drained = Vec::new();
+        let counters = self.thread_caches.close(|stream| self.stamp_of(stream), &mut drained);
+        self.give_all(drained);
         counters.block_count()
     }
 

@@ -1,0 +1,235 @@
+//! Spilling: while device memory is short, the contents of blocks that are not in use move to pinned host memory, and return before
+//! their next use.
+//!
+//! A [`SpillableBlock`] has an identity, and an address that may change. Work finds the address inside the call that queues it, and a
+//! block moves only while no such call is active:
+//!
+//! 1. The pool's ladder finds no memory and asks the [`Spiller`] for room (`make_room`). The spiller takes its turn: one thread at a time
+//!    moves contents.
+//! 2. The plan chooses blocks ([`SpillPlan`]). Their addresses are taken away: calls that begin from now on find none. Then all earlier
+//!    calls on the device's streams end, so that all uses of the blocks are recorded.
+//! 3. Contents that the host has no copy of are copied down, behind the uses, on a stream of the spiller. The block is freed in stream
+//!    order. The host waits for nothing.
+//! 4. The request finds the memory, and waits for its last uses on the device.
+//!
+//! A call that finds no address ends without any work, and its caller *settles* the blocks ([`SpillableBlock::settle`]): in a turn, new
+//! memory is allocated and filled on another stream of the spiller, and the caller's stream waits for that. The caller keeps the turn
+//! until its work is queued, so that nothing moves out in between.
+//!
+//! Whoever has the address for longer *pins* the block.
+
+mod block;
+mod plan;
+mod turn;
+
+pub use block::{Settled, SpillPin, SpillableBlock};
+
+use crate::config::{MemoryKind, Spill};
+use crate::error::PoolError;
+use crate::figures::ActivityCounters;
+use crate::limits::spills::Spills;
+use crate::pool::Pool;
+use crate::pool::hub::Hub;
+use crate::pool::request::ahead::ahead_of_use;
+use block::Movable;
+use core::any::Any;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
+use gpumem_device::{Device, Stream};
+use gpumem_sys::fork;
+use plan::{SpillPlan, SpillUse};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
+use turn::{Turn, Turns};
+
+/// Moves the contents of one pool's spillable blocks.
+pub(crate) struct Spiller {
+    device: Device,
+    /// The pinned memory that contents move to.
+    host: Pool,
+    activity: Arc<ActivityCounters>,
+    /// For copies to the host, and from it. Created at the first move.
+    streams: OnceLock<[Stream; 2]>,
+    turns: Turns,
+    /// True once anything has moved: operations are recorded from then on.
+    is_active: AtomicBool,
+    plan: Lock<SpillPlan>,
+    blocks: Lock<BTreeMap<u64, Weak<Movable>>>,
+    away_bytes: AtomicU64,
+    /// In a turn: contents that are expected within as many operations stay.
+    nearest: AtomicU64,
+}
+
+impl Spiller {
+    /// `None` if the option is off, or if the pool's memory is not that of the device.
+    pub(super) fn open(hub: &Hub) -> Result<Option<Arc<Self>>, PoolError> {
+        let (device, config) = (hub.device(), hub.config());
+        let Spill::Host { limit_bytes } = config.spill else { return Ok(None) };
+        if config.kind != MemoryKind::Device {
+            return Ok(None);
+        }
+        let host =
+            Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes).name("spilled").build()?;
+        Ok(Some(Arc::new(Self {
+            device: device.clone(),
+            host,
+            activity: Arc::clone(&hub.activity),
+            streams: OnceLock::new(),
+            turns: Turns::default(),
+            is_active: AtomicBool::new(false),
+            plan: Lock::default(),
+            blocks: Lock::default(),
+            away_bytes: AtomicU64::new(0),
+            nearest: AtomicU64::new(0),
+        })))
+    }
+
+    fn of(pool: &Pool) -> Option<Arc<Self>> {
+        let spiller: Arc<dyn Any + Send + Sync> = Arc::<dyn Spills>::clone(pool.0.spiller()?);
+        spiller.downcast().ok()
+    }
+
+    #[inline]
+    fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    /// The streams for copies to the host and from it.
+    fn streams(&self) -> Result<&[Stream; 2], PoolError> {
+        if let Some(streams) = self.streams.get() {
+            return Ok(streams);
+        }
+        let made = [Stream::new(&self.device)?, Stream::new(&self.device)?];
+        Ok(self.streams.get_or_init(|| made))
+    }
+
+    fn block(&self, number: u64) -> Option<Arc<Movable>> {
+        self.blocks.lock().get(&number)?.upgrade()
+    }
+
+    /// Moves contents out until `size_bytes` are freed. Returns the freed bytes.
+    fn free(&self, turn: &Turn<'_>, size_bytes: u64) -> u64 {
+        let chosen = self.choose(turn, size_bytes);
+        let taken: Vec<_> = chosen.into_iter().filter(|block| block.take_address()).collect();
+        if taken.is_empty() {
+            return 0;
+        }
+        self.is_active.store(true, Ordering::Relaxed);
+        self.device.sleepers().let_calls_end();
+        let mut freed_bytes = 0;
+        for block in &taken {
+            if self.move_out(block).unwrap_or(false) {
+                freed_bytes += block.size_bytes;
+                self.plan.lock().set_resident(block.number, false, false);
+            } else {
+                block.give_address_back();
+            }
+        }
+        self.note_away();
+        freed_bytes
+    }
+
+    fn choose(&self, turn: &Turn<'_>, size_bytes: u64) -> Vec<Arc<Movable>> {
+        // Upgraded outside the lock of the plan, which the drop of a block takes.
+        let live: BTreeMap<u64, Arc<Movable>> = {
+            let blocks = self.blocks.lock();
+            blocks.iter().filter_map(|(number, block)| Some((*number, block.upgrade()?))).collect()
+        };
+        let cost = |number| {
+            let block = live.get(&number).filter(|block| block.may_move(turn.number()))?;
+            Some(if block.is_saved() { 1.0 } else { DIRTY_COST })
+        };
+        let numbers = self.plan.lock().victims(size_bytes, self.nearest.load(Ordering::Relaxed), cost);
+        numbers.iter().filter_map(|number| live.get(number).cloned()).collect()
+    }
+
+    /// Copies the contents down unless the host has them, and frees the memory. False if they must stay.
+    fn move_out(&self, block: &Movable) -> Result<bool, PoolError> {
+        if block.is_pinned() {
+            return Ok(false);
+        }
+        let [down, _] = self.streams()?;
+        if !block.is_saved() {
+            let saved = block.save(&self.host, down);
+            if saved.is_err() && self.drop_stale_copies() {
+                block.save(&self.host, down)?;
+            } else {
+                saved?;
+            }
+            self.activity.spilled_down_bytes.add(block.size_bytes);
+        }
+        block.free_device_memory();
+        self.activity.spill_count.add(1);
+        Ok(true)
+    }
+
+    /// Frees the host memory of contents that have changed on the device since. True if there was any.
+    fn drop_stale_copies(&self) -> bool {
+        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        live.iter().filter(|block| block.drop_stale_copy()).count() > 0
+    }
+
+    /// Brings contents back, if they are away.
+    fn bring_back(&self, block: &Movable, is_early: bool) -> Result<(), PoolError> {
+        if !block.is_away() {
+            return Ok(());
+        }
+        let [_, up] = self.streams()?;
+        let copied_bytes = block.bring_back(up)?;
+        self.activity.spilled_up_bytes.add(copied_bytes);
+        self.plan.lock().set_resident(block.number, true, is_early);
+        self.note_away();
+        Ok(())
+    }
+
+    fn note_away(&self) {
+        self.away_bytes.store(self.plan.lock().away_bytes(), Ordering::Relaxed);
+    }
+
+    /// Records an operation that has been queued, and brings contents back that the next ones are expected to use.
+    fn note_operation(&self, uses: &[SpillUse]) {
+        let returning = {
+            let mut plan = self.plan.lock();
+            plan.note(uses);
+            plan.returning()
+        };
+        if returning.is_empty() {
+            return;
+        }
+        // Another thread that moves contents knows better what is needed now.
+        let Some(turn) = self.turns.try_begin() else { return };
+        for number in returning {
+            let Some(block) = self.block(number) else { continue };
+            block.protect(&turn);
+            let nearest = self.plan.lock().expected_in(number).unwrap_or(0);
+            self.nearest.store(nearest, Ordering::Relaxed);
+            let returned = ahead_of_use(|| self.bring_back(&block, true));
+            self.nearest.store(0, Ordering::Relaxed);
+            // Without memory for it, it returns at its use.
+            if returned.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Spills for Spiller {
+    fn make_room(&self, size_bytes: u64) -> u64 {
+        if fork::is_child() {
+            return 0;
+        }
+        let turn = self.turns.begin();
+        self.free(&turn, size_bytes)
+    }
+
+    fn away_bytes(&self) -> u64 {
+        self.away_bytes.load(Ordering::Relaxed)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.host.0.reserved_bytes().unwrap_or(0)
+    }
+}
+
+/// The relative cost of moving contents that the host has no copy of.
+const DIRTY_COST: f64 = 1.5;

@@ -1,0 +1,381 @@
+//! [`SpillableBlock`]: a block whose contents may move to the host and back.
+
+use super::Spiller;
+use super::plan::SpillUse;
+use super::turn::Turn;
+use crate::error::PoolError;
+use crate::pool::Pool;
+use crate::pool::block::Block;
+use crate::pool::request;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use gpumem_base::sync::Lock;
+use gpumem_device::{Device, Stream, StreamPoint};
+use gpumem_sys::fork;
+use gpumem_sys::text::debug_fields;
+use std::sync::Arc;
+
+/// A block of a pool that spills. Dropping it frees its memory in stream order, wherever it is.
+#[doc(hidden)]
+pub struct SpillableBlock(Arc<Movable>);
+
+/// Keeps a block in device memory, at its address, until it is dropped.
+#[doc(hidden)]
+#[must_use = "the block may move as soon as this is dropped"]
+pub struct SpillPin(Arc<Movable>);
+
+/// Keeps the contents of settled blocks in device memory until it is dropped.
+#[doc(hidden)]
+#[must_use = "the blocks may move as soon as this is dropped"]
+pub struct Settled<'a> {
+    _turns: Vec<Turn<'a>>,
+}
+
+/// A block, its place, and its uses.
+pub(crate) struct Movable {
+    pool: Pool,
+    spiller: Arc<Spiller>,
+    pub(super) number: u64,
+    pub(super) size_bytes: u64,
+    tag: u16,
+    /// The address for work; 0 while the block has none or is about to lose it.
+    address: AtomicU64,
+    /// The point of the copy that brought the contents back. Uses wait for it.
+    arrived: AtomicU64,
+    /// The number of holders of the address.
+    pins: AtomicU32,
+    /// True if the device has contents that the host has no copy of.
+    is_changed: AtomicBool,
+    /// The stream whose use the block has recorded last, as its index and 1.
+    noted: AtomicU64,
+    /// The turn that must not move the block.
+    protected: AtomicU64,
+    places: Lock<Places>,
+}
+
+/// The memory of a block: on the device, on the host, both, or, for contents that nobody has written, none.
+#[derive(Default)]
+struct Places {
+    device: Option<Block>,
+    host: Option<Block>,
+}
+
+impl SpillableBlock {
+    /// Makes a block spillable; returns it if its pool does not spill, or if the block is too small. `is_written`: it has contents.
+    ///
+    /// # Errors
+    ///
+    /// The block.
+    pub fn new(pool: &Pool, block: Block, is_written: bool) -> Result<Self, Block> {
+        // A block of another pool may have outlived all handles of that pool.
+        let is_own = block.pool == *pool.0 && block.size_bytes() >= SIZE_BYTES_MIN;
+        let Some(spiller) = Spiller::of(pool).filter(|_| is_own && !fork::is_child()) else {
+            return Err(block);
+        };
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let movable = Arc::new(Movable {
+            pool: pool.clone(),
+            number,
+            size_bytes: block.size_bytes(),
+            tag: block.tag_number(),
+            address: AtomicU64::new(block.address()),
+            arrived: AtomicU64::new(0),
+            pins: AtomicU32::new(0),
+            is_changed: AtomicBool::new(is_written),
+            noted: AtomicU64::new(0),
+            protected: AtomicU64::new(0),
+            places: Lock::new(Places { device: Some(block), ..Places::default() }),
+            spiller,
+        });
+        let spiller = &movable.spiller;
+        spiller.plan.lock().add(number, movable.size_bytes);
+        spiller.blocks.lock().insert(number, Arc::downgrade(&movable));
+        Ok(Self(movable))
+    }
+
+    /// A number that no other block has.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.0.size_bytes
+    }
+
+    /// The device of the pool.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.0.pool.device()
+    }
+
+    /// The address for work that is queued in the current call on a stream, whose blocks are ready or settled; for a pinned block, at any time.
+    #[inline]
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.0.address.load(Ordering::SeqCst)
+    }
+
+    /// True, in a call on `stream`, if the block has an address until the call ends, and the stream is behind its contents.
+    #[inline]
+    #[must_use]
+    pub fn is_ready(&self, stream: &Stream) -> bool {
+        if self.0.address.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let arrived = self.0.arrived.load(Ordering::Acquire);
+        arrived == 0 || stream.is_behind(StreamPoint::from_bits(arrived))
+    }
+
+    /// Brings the contents of all blocks back, and makes `stream` wait for them, on the device. Until the result is dropped, none of them
+    /// moves. Call it outside of calls on streams.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Pool::alloc`], if there is no memory for all of them at once. The errors of
+    /// [`Stream::wait_for_point_outside_captures`].
+    pub fn settle<'a>(
+        blocks: impl IntoIterator<Item = &'a Self>,
+        stream: Option<&Stream>,
+    ) -> Result<Settled<'a>, PoolError> {
+        let mut blocks: Vec<&Movable> = blocks.into_iter().map(|block| &*block.0).collect();
+        // In one order for all threads.
+        blocks.sort_by_key(|block| Arc::as_ptr(&block.spiller).addr());
+        let mut turns: Vec<Turn<'a>> = Vec::new();
+        let mut before = None;
+        for block in &blocks {
+            let spiller = Arc::as_ptr(&block.spiller);
+            if before != Some(spiller) {
+                turns.push(block.spiller.turns.begin());
+                before = Some(spiller);
+            }
+            if let Some(turn) = turns.last() {
+                block.protect(turn);
+            }
+        }
+        for block in &blocks {
+            block.spiller.bring_back(block, false)?;
+            let arrived = block.arrived.load(Ordering::Acquire);
+            if let Some(stream) = stream.filter(|_| arrived != 0) {
+                stream.wait_for_point_outside_captures(StreamPoint::from_bits(arrived))?;
+            }
+        }
+        Ok(Settled { _turns: turns })
+    }
+
+    /// Records that work which was queued in the current call uses the block.
+    #[inline]
+    pub fn note_use(&self, stream: &Stream, is_write: bool) {
+        let block = &*self.0;
+        let index = u64::from(stream.stream_index().0) + 1;
+        if block.noted.load(Ordering::Relaxed) != index {
+            block.record_use(stream);
+            block.noted.store(index, Ordering::Relaxed);
+        }
+        if is_write && !block.is_changed.load(Ordering::Relaxed) {
+            block.is_changed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// True if operations are recorded ([`SpillableBlock::note_operation`]).
+    #[inline]
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.0.spiller.is_active()
+    }
+
+    /// Records an operation that has been queued, with the blocks that it uses and writes. The blocks of the pool that the first belongs to
+    /// may move in this call.
+    pub fn note_operation<'a>(uses: impl IntoIterator<Item = (&'a Self, bool)>) {
+        let mut spiller: Option<&Arc<Spiller>> = None;
+        let mut noted = Vec::new();
+        for (block, is_write) in uses {
+            let first = spiller.get_or_insert(&block.0.spiller);
+            if Arc::ptr_eq(first, &block.0.spiller) {
+                noted.push(SpillUse { array: block.0.number, is_write });
+            }
+        }
+        if let Some(spiller) = spiller.filter(|spiller| spiller.is_active()) {
+            spiller.note_operation(&noted);
+        }
+    }
+
+    /// Keeps the block in device memory until the result is dropped, and makes `stream` wait for its contents.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SpillableBlock::settle`].
+    pub fn pin(&self, stream: Option<&Stream>) -> Result<SpillPin, PoolError> {
+        // The count comes first: a block that is about to move sees it.
+        self.0.pins.fetch_add(1, Ordering::SeqCst);
+        let pinned = SpillPin(Arc::clone(&self.0));
+        let _settled = Self::settle([self], stream)?;
+        Ok(pinned)
+    }
+
+    /// Records a use by a captured graph, which keeps the block, and pins it for good.
+    pub fn keep_for_graph(&self, stream: &Stream) {
+        self.0.pins.fetch_add(1, Ordering::SeqCst);
+        self.0.record_use(stream);
+    }
+
+    /// Gives a peer device access; the block does not move from now on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Block::enable_peer_access`] and [`SpillableBlock::settle`].
+    pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        self.pin(None)?.for_good();
+        match &self.0.places.lock().device {
+            Some(block) => block.enable_peer_access(peer),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends spilling, and returns the block with its contents, which `stream` waits for.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`SpillableBlock::settle`], with the block.
+    pub fn into_block(self, stream: &Stream) -> Result<Block, (PoolError, Self)> {
+        match self.pin(Some(stream)) {
+            Ok(pinned) => pinned.for_good(),
+            Err(error) => return Err((error, self)),
+        }
+        let block = self.0.places.lock().device.take();
+        match block {
+            Some(block) => Ok(block),
+            None => Err((PoolError::Device(gpumem_device::DeviceError::Forked), self)),
+        }
+    }
+}
+
+impl Movable {
+    pub(super) fn protect(&self, turn: &Turn<'_>) {
+        self.protected.store(turn.number(), Ordering::Relaxed);
+    }
+
+    pub(super) fn may_move(&self, turn: u64) -> bool {
+        self.address.load(Ordering::Relaxed) != 0
+            && self.protected.load(Ordering::Relaxed) != turn
+            && !self.is_pinned()
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::SeqCst) > 0
+    }
+
+    /// True if the host has the contents, or there are none.
+    pub(super) fn is_saved(&self) -> bool {
+        !self.is_changed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_away(&self) -> bool {
+        self.places.lock().device.is_none()
+    }
+
+    /// Takes the address away from calls that begin from now on. In a turn.
+    pub(super) fn take_address(&self) -> bool {
+        self.address.swap(0, Ordering::SeqCst) != 0
+    }
+
+    pub(super) fn give_address_back(&self) {
+        let address = self.places.lock().device.as_ref().map_or(0, Block::address);
+        self.address.store(address, Ordering::SeqCst);
+    }
+
+    /// Copies the contents to the host, behind all uses. No call uses the block.
+    pub(super) fn save(&self, host: &Pool, down: &Stream) -> Result<(), PoolError> {
+        let kept = self.places.lock().host.take();
+        // Outside the lock: a reclaim callback of the program may use this block.
+        let mut to = match kept {
+            Some(kept) => kept,
+            None => host.alloc(self.size_bytes, down)?,
+        };
+        let mut places = self.places.lock();
+        let Some(device) = &places.device else { return Ok(()) };
+        to.copy_from(0, device, 0..self.size_bytes, down)?;
+        let _marked = down.mark();
+        places.host = Some(to);
+        self.is_changed.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn free_device_memory(&self) {
+        let freed = self.places.lock().device.take();
+        drop(freed);
+        self.noted.store(0, Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+    }
+
+    /// Allocates memory and fills it from the host. Returns the copied bytes. In a turn.
+    pub(super) fn bring_back(&self, up: &Stream) -> Result<u64, PoolError> {
+        let state = *self.pool.0;
+        let mut block = match self.tag {
+            0 => self.pool.alloc(self.size_bytes, up)?,
+            tag => request::alloc_tagged(state, self.size_bytes, up, tag)?,
+        };
+        let places = &mut *self.places.lock();
+        if places.device.is_some() {
+            // A reclaim callback has used the block.
+            return Ok(0);
+        }
+        let mut copied_bytes = 0;
+        if let Some(host) = &places.host {
+            block.copy_from(0, host, 0..self.size_bytes, up)?;
+            copied_bytes = self.size_bytes;
+        }
+        let _marked = up.mark();
+        self.arrived.store(up.point().to_bits(), Ordering::Release);
+        let address = block.address();
+        places.device = Some(block);
+        self.address.store(address, Ordering::SeqCst);
+        Ok(copied_bytes)
+    }
+
+    /// Frees host memory whose contents are older than the device's. True if there was any.
+    pub(super) fn drop_stale_copy(&self) -> bool {
+        let mut places = self.places.lock();
+        let is_stale = places.device.is_some() && self.is_changed.load(Ordering::Relaxed);
+        let stale = if is_stale { places.host.take() } else { None };
+        drop(places);
+        stale.is_some()
+    }
+
+    fn record_use(&self, stream: &Stream) {
+        if let Some(block) = &self.places.lock().device {
+            block.record_use(stream);
+        }
+    }
+}
+
+impl Drop for Movable {
+    fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
+        self.spiller.blocks.lock().remove(&self.number);
+        self.spiller.plan.lock().remove(self.number);
+        self.spiller.note_away();
+    }
+}
+
+impl SpillPin {
+    /// The block does not move any more.
+    pub fn for_good(self) {
+        self.0.pins.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for SpillPin {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Smaller blocks stay: moving them frees little, and each move costs some microseconds.
+const SIZE_BYTES_MIN: u64 = 64 << 10;
+
+debug_fields!(SpillableBlock, it, size_bytes: it.0.size_bytes);

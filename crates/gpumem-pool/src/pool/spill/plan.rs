@@ -1,0 +1,335 @@
+//! [`SpillPlan`]: which contents move out, and which come back ahead of their use. Pure.
+//!
+//! While contents move, each operation is recorded with the arrays that it uses. Programs repeat themselves: an operation is *matched* with
+//! an earlier one, by the arrays that both use and by their signature, a hash of sizes and accesses. What followed the earlier operation
+//! is expected to follow the later one. So an array that the earlier operation used next after *n* operations is expected after *n*
+//! operations, even if it is a new array in place of one that was dropped.
+//!
+//! The contents with the most distant expected use move out first. Contents that the host has no copy of count as nearer by a third,
+//! because they cost a copy down. Arrays without an expectation are expected as far ahead as their last use is behind, which is the order
+//! of least recent use.
+
+use core::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A use of an array by an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SpillUse {
+    /// The number of the array, which no other array has ever had.
+    pub(crate) array: u64,
+    pub(crate) is_write: bool,
+}
+
+/// What is known of an array.
+#[derive(Clone, Copy, Debug)]
+struct KnownArray {
+    size_bytes: u64,
+    is_resident: bool,
+    /// The operation that used it last.
+    used_at: u64,
+    /// The operation that is expected to use it next.
+    expected_at: Option<u64>,
+    /// True from an early return until the use that was expected.
+    is_early: bool,
+}
+
+/// A recorded operation.
+#[derive(Debug)]
+struct RecordedOperation {
+    signature: u64,
+    uses: Vec<RecordedSpillUse>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RecordedSpillUse {
+    array: u64,
+    /// The operation that used the array next.
+    next: Option<u64>,
+}
+
+/// The plan of one pool.
+#[derive(Debug, Default)]
+pub(crate) struct SpillPlan {
+    /// The number of operations so far, which is the number of the next one.
+    now: u64,
+    arrays: HashMap<u64, KnownArray>,
+    resident_bytes: u64,
+    away_bytes: u64,
+    /// The recorded operations, the latest last. Its number is `now - 1`.
+    recorded: VecDeque<RecordedOperation>,
+    /// The earlier operation that the latest one was matched with.
+    matched: Option<u64>,
+    /// The number of operations in a row whose match follows the match of the one before.
+    streak: u64,
+    /// The latest operation for each sequence of signatures.
+    sequences: HashMap<u64, u64>,
+    /// The operation at which all recorded ones were read last.
+    read_ahead_at: u64,
+    /// The largest sum of sizes of an operation's arrays.
+    largest_bytes: u64,
+    /// Early returns that were used in time, and those that were not, with the older ones counted less.
+    early_right: f64,
+    early_wrong: f64,
+}
+
+impl SpillPlan {
+    pub(crate) fn add(&mut self, array: u64, size_bytes: u64) {
+        let known = KnownArray {
+            size_bytes,
+            is_resident: true,
+            used_at: self.now,
+            expected_at: None,
+            is_early: false,
+        };
+        self.arrays.insert(array, known);
+        self.resident_bytes += size_bytes;
+    }
+
+    pub(crate) fn remove(&mut self, array: u64) {
+        if let Some(known) = self.arrays.remove(&array) {
+            *self.bytes_of(known.is_resident) -= known.size_bytes;
+        }
+    }
+
+    /// The array is in device memory from now on, or no longer. `is_early`: it returned before its use.
+    pub(crate) fn set_resident(&mut self, array: u64, is_resident: bool, is_early: bool) {
+        let Some(known) = self.arrays.get_mut(&array) else { return };
+        let (was_resident, was_early, size_bytes) = (known.is_resident, known.is_early, known.size_bytes);
+        (known.is_resident, known.is_early) = (is_resident, is_early);
+        if was_early && !is_resident {
+            self.judge_early(false);
+        }
+        if was_resident != is_resident {
+            *self.bytes_of(was_resident) -= size_bytes;
+            *self.bytes_of(is_resident) += size_bytes;
+        }
+    }
+
+    /// The bytes of arrays whose contents are on the host alone.
+    pub(crate) fn away_bytes(&self) -> u64 {
+        self.away_bytes
+    }
+
+    /// Records an operation, which has been queued.
+    pub(crate) fn note(&mut self, uses: &[SpillUse]) {
+        let (now, signature) = (self.now, self.signature(uses));
+        self.match_with_earlier(signature, uses);
+        let recorded = uses.iter().map(|one| RecordedSpillUse { array: one.array, next: None }).collect();
+        self.recorded.push_back(RecordedOperation { signature, uses: recorded });
+        self.now += 1;
+        for one in uses {
+            self.note_use(now, one.array);
+        }
+        self.expect_next_uses(now, uses);
+        if self.streak == STREAK_MIN && now - self.read_ahead_at.min(now) > self.recorded.len() as u64 / 4 {
+            self.read_ahead(now);
+        }
+        let bytes =
+            uses.iter().filter_map(|one| self.arrays.get(&one.array)).map(|known| known.size_bytes).sum();
+        self.largest_bytes = self.largest_bytes.max(bytes);
+        if self.recorded.len() > RECORDED_MAX {
+            self.recorded.pop_front();
+        }
+        if self.sequences.len() > 4 * RECORDED_MAX {
+            let oldest = self.oldest();
+            self.sequences.retain(|_, at| *at >= oldest);
+        }
+    }
+
+    fn note_use(&mut self, now: u64, array: u64) {
+        let Some(known) = self.arrays.get_mut(&array) else { return };
+        let (before, was_early) = (known.used_at, known.is_early);
+        (known.used_at, known.is_early) = (now, false);
+        if was_early {
+            self.judge_early(true);
+        }
+        if before != now
+            && let Some(earlier) = self.operation_mut(before)
+        {
+            let same = earlier.uses.iter_mut().filter(|other| other.array == array);
+            same.for_each(|other| other.next = Some(now));
+        }
+    }
+
+    /// Expects the arrays of the recorded operations that followed the match, in the first repetition.
+    fn read_ahead(&mut self, now: u64) {
+        self.read_ahead_at = now;
+        let Some(matched) = self.matched else { return };
+        let first = usize::try_from(matched + 1 - self.oldest()).unwrap_or(usize::MAX);
+        for (ahead, operation) in (1..).zip(self.recorded.iter().skip(first)) {
+            for one in &operation.uses {
+                if let Some(known) = self.arrays.get_mut(&one.array)
+                    && known.expected_at.is_none_or(|at| at <= now)
+                {
+                    known.expected_at = Some(now + ahead);
+                }
+            }
+        }
+    }
+
+    /// Arrays whose contents should move out, the best first, until at least `size_bytes` are free: those that are not expected within
+    /// `nearest` operations. `cost` is the relative cost of a move, and `None` for an array that must stay.
+    pub(crate) fn victims(
+        &self,
+        size_bytes: u64,
+        nearest: u64,
+        cost: impl Fn(u64) -> Option<f64>,
+    ) -> Vec<u64> {
+        let resident = self.arrays.iter().filter(|(_, known)| known.is_resident);
+        let resident = resident.filter(|(_, known)| self.distance(known) > nearest as f64);
+        let mut candidates: Vec<_> = resident
+            .filter_map(|(array, known)| {
+                Some((self.distance(known) / cost(*array)?, *array, known.size_bytes))
+            })
+            .collect();
+        // Ties are broken by number, so that runs repeat.
+        candidates.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
+        let mut chosen_bytes = 0;
+        let needed = candidates.into_iter().take_while(|(_, _, bytes)| {
+            let is_needed = chosen_bytes < size_bytes;
+            chosen_bytes += bytes;
+            is_needed
+        });
+        needed.map(|(_, array, _)| array).collect()
+    }
+
+    /// Arrays that should return now, the one that is used first comes first. None while expectations were wrong.
+    pub(crate) fn returning(&self) -> Vec<u64> {
+        if self.away_bytes == 0 || self.streak < STREAK_MIN || self.early_wrong * 3.0 > self.early_right + 1.0
+        {
+            return Vec::new();
+        }
+        let window_bytes = self.window_bytes();
+        let early =
+            self.arrays.values().filter(|known| known.is_early).map(|known| known.size_bytes).sum::<u64>();
+        let mut due = BTreeMap::new();
+        for (array, known) in self.arrays.iter().filter(|(_, known)| !known.is_resident) {
+            if let Some(at) = known.expected_at.filter(|at| *at >= self.now) {
+                due.insert((at, Reverse(*array)), known.size_bytes);
+            }
+        }
+        let mut sum_bytes = early;
+        let fits = |(_, size_bytes): &(_, u64)| {
+            sum_bytes += size_bytes;
+            sum_bytes <= window_bytes
+        };
+        due.into_iter().take_while(fits).map(|((_, Reverse(array)), _)| array).collect()
+    }
+
+    /// How many operations ahead the next use of an array is expected; `None` without an expectation.
+    pub(crate) fn expected_in(&self, array: u64) -> Option<u64> {
+        let at = self.arrays.get(&array)?.expected_at?;
+        at.checked_sub(self.now)
+    }
+
+    /// The bytes that may return before their use: enough to hide the copies behind an operation, and little beside the memory.
+    fn window_bytes(&self) -> u64 {
+        let largest_bytes = self.largest_bytes.max(WINDOW_BYTES_MIN);
+        largest_bytes.min(self.resident_bytes / 4)
+    }
+
+    fn distance(&self, known: &KnownArray) -> f64 {
+        match known.expected_at {
+            Some(at) if at >= self.now => (at - self.now + 1) as f64,
+            _ => (self.now - known.used_at.min(self.now) + 1) as f64,
+        }
+    }
+
+    fn match_with_earlier(&mut self, signature: u64, uses: &[SpillUse]) {
+        let now = self.now;
+        let next = self.matched.map(|at| at + 1).filter(|at| *at < now && self.is_like(*at, signature, uses));
+        if let Some(at) = next {
+            (self.matched, self.streak) = (Some(at), self.streak + 1);
+        } else {
+            // The last use of a written array says little, because accumulators are used all the time.
+            let by_array = |is_write| {
+                let of = uses.iter().filter(move |one| one.is_write == is_write);
+                let at = of.filter_map(|one| self.arrays.get(&one.array)).map(|known| known.used_at);
+                at.filter(|at| *at < now && self.is_like(*at, signature, uses)).min()
+            };
+            let sequence = self.sequence_ending_with(signature);
+            let by_sequence =
+                || self.sequences.get(&sequence).copied().filter(|at| self.is_like(*at, signature, uses));
+            self.matched = by_array(false).or_else(|| by_array(true)).or_else(by_sequence);
+            self.streak = 0;
+        }
+        let sequence = self.sequence_ending_with(signature);
+        self.sequences.insert(sequence, now);
+    }
+
+    /// True if an earlier operation may be the same step of the program: it has the same signature, and where it used arrays that still
+    /// exist, it used the same.
+    fn is_like(&self, at: u64, signature: u64, uses: &[SpillUse]) -> bool {
+        let Some(earlier) = self.operation(at) else { return false };
+        earlier.signature == signature
+            && earlier.uses.len() == uses.len()
+            && earlier
+                .uses
+                .iter()
+                .zip(uses)
+                .all(|(earlier, one)| earlier.array == one.array || !self.arrays.contains_key(&earlier.array))
+    }
+
+    fn expect_next_uses(&mut self, now: u64, uses: &[SpillUse]) {
+        let next_of = |plan: &Self, slot: usize| {
+            let at = plan.matched?;
+            let next = plan.operation(at)?.uses.get(slot)?.next?;
+            Some(now + (next - at))
+        };
+        for (slot, one) in uses.iter().enumerate() {
+            let expected_at = next_of(self, slot);
+            if let Some(known) = self.arrays.get_mut(&one.array) {
+                known.expected_at = expected_at;
+            }
+        }
+    }
+
+    fn signature(&self, uses: &[SpillUse]) -> u64 {
+        let words = uses.iter().map(|one| {
+            let size_bytes = self.arrays.get(&one.array).map_or(0, |known| known.size_bytes);
+            size_bytes << 1 | u64::from(one.is_write)
+        });
+        words.fold(uses.len() as u64, mixed)
+    }
+
+    fn sequence_ending_with(&self, signature: u64) -> u64 {
+        let earlier = self.recorded.iter().rev().take(SEQUENCE_LENGTH - 1).map(|recorded| recorded.signature);
+        earlier.fold(signature, mixed)
+    }
+
+    fn oldest(&self) -> u64 {
+        self.now - self.recorded.len() as u64
+    }
+
+    fn operation(&self, at: u64) -> Option<&RecordedOperation> {
+        self.recorded.get(usize::try_from(at.checked_sub(self.oldest())?).ok()?)
+    }
+
+    fn operation_mut(&mut self, at: u64) -> Option<&mut RecordedOperation> {
+        let index = usize::try_from(at.checked_sub(self.oldest())?).ok()?;
+        self.recorded.get_mut(index)
+    }
+
+    fn judge_early(&mut self, is_right: bool) {
+        (self.early_right, self.early_wrong) = (0.98 * self.early_right, 0.98 * self.early_wrong);
+        *(if is_right { &mut self.early_right } else { &mut self.early_wrong }) += 1.0;
+    }
+
+    fn bytes_of(&mut self, is_resident: bool) -> &mut u64 {
+        if is_resident { &mut self.resident_bytes } else { &mut self.away_bytes }
+    }
+}
+
+/// A step of a hash: multiplication spreads the low bits, and the shift brings them back.
+fn mixed(hash: u64, word: u64) -> u64 {
+    let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ product >> 29
+}
+
+/// The operations that are kept: some periods of a long program, in a few megabytes.
+const RECORDED_MAX: usize = 1 << 16;
+/// Signatures that identify a place in a program without arrays that last.
+const SEQUENCE_LENGTH: usize = 4;
+/// Matches in a row before contents return early.
+const STREAK_MIN: u64 = 8;
+const WINDOW_BYTES_MIN: u64 = 256 << 20;

@@ -1,0 +1,303 @@
+//! Arrays of a pool that spills (`PoolBuilder::spill`), on both drivers: programs that need more than the limit give the results of
+//! programs that fit.
+
+use gpumem_tests::array::ndarray::{Array1, s};
+use gpumem_tests::array::{Gpu, GpuArray};
+use gpumem_tests::cases;
+use gpumem_tests::fixtures::backends::each_setting;
+use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolBuilder, Spill};
+use gpumem_tests::sys::Driver;
+
+const MIB: usize = 1 << 20;
+/// Elements of an array of 1 MiB.
+const LEN: usize = MIB / 4;
+const LIMIT_BYTES: u64 = 8 << 20;
+
+fn spilling(builder: PoolBuilder) -> Gpu {
+    let pool = builder.hard_limit(LIMIT_BYTES).spill(Spill::to_host(1 << 30)).build().unwrap();
+    Gpu::new(&pool).unwrap()
+}
+
+fn each(driver: &Driver, body: impl Fn(&Gpu)) {
+    let device = Device::new(driver, 0).unwrap();
+    each_setting(&device, |setting| {
+        if setting.kind == MemoryKind::Device {
+            body(&spilling(setting.builder(&device)));
+        }
+    });
+}
+
+cases! {
+    fn arrays_of_four_times_the_limit_keep_their_contents(driver: &Driver) {
+        each(driver, |gpu| {
+            let arrays: Vec<_> = (0..32).map(|index| GpuArray::from_elem(gpu, LEN, index as f32).unwrap()).collect();
+            let mut sum = GpuArray::<f32, _>::zeros(gpu, LEN).unwrap();
+            for _ in 0..3 {
+                for array in &arrays {
+                    sum += array;
+                }
+            }
+            assert_eq!(sum.to_vec().unwrap(), vec![1488.0; LEN], "{:#}", gpu.pool().status().unwrap());
+            for (index, array) in arrays.iter().enumerate() {
+                assert_eq!(array.slice(s![7..9]).unwrap().to_vec().unwrap(), [index as f32; 2]);
+            }
+            let status = gpu.pool().status().unwrap();
+            assert!(status.spilled_bytes >= 24 << 20, "{status:#}");
+            assert!(status.in_use_peak_bytes <= LIMIT_BYTES, "{status:#}");
+            // Contents that nothing has written since are not copied down again.
+            assert!(status.counters.spilled_down_bytes <= 36 << 20, "{status:#}");
+        });
+    }
+
+    fn written_arrays_keep_what_was_written_last(driver: &Driver) {
+        each(driver, |gpu| {
+            let mut arrays: Vec<_> = (0..12)
+                .map(|index| GpuArray::from_array(gpu, &Array1::from_elem(LEN, index as f32)).unwrap())
+                .collect();
+            for round in 0..4 {
+                for array in &mut arrays {
+                    *array += 1.0 + round as f32;
+                }
+            }
+            for (index, array) in arrays.iter().enumerate() {
+                assert_eq!(array.to_vec().unwrap(), vec![index as f32 + 10.0; LEN]);
+            }
+        });
+    }
+}
+
+/// A program that fits has no moves and no host memory.
+#[test]
+fn nothing_moves_while_everything_fits() {
+    let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap();
+    let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
+    let x = GpuArray::from_elem(&gpu, LEN, 1.0_f32).unwrap();
+    let y = &x + &x;
+    assert_eq!(y.sum().unwrap().into_scalar().unwrap(), 2.0 * LEN as f32);
+    let status = gpu.pool().status().unwrap();
+    assert_eq!((status.counters.spill_count, status.spilled_host_bytes), (0, 0));
+}
+
+/// Random programs at a limit that has room for a part of their arrays, beside a twin on the host. The simulator finds races, uses of
+/// memory that an array has left, and what is left at the end.
+mod random_programs {
+    use super::*;
+    use gpumem_tests::array::ndarray::{Ix1, Ix2};
+    use gpumem_tests::array::{ArrayError, PinnedArray, update};
+    use gpumem_tests::for_each_seed;
+    use gpumem_tests::pool::{BackendKind, Profile};
+
+    type Vector = GpuArray<f32, Ix1>;
+
+    /// Elements of an array of 128 KiB.
+    const LEN: usize = 1 << 15;
+    const LIMIT_BYTES: u64 = 2 << 20;
+
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, end: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 11) as usize % end
+        }
+    }
+
+    /// An array and its elements. All elements of a quarter are equal, which keeps the twin small.
+    struct Slot {
+        array: Vector,
+        quarters: [f32; 4],
+    }
+
+    fn elements(quarters: [f32; 4]) -> Vec<f32> {
+        quarters.iter().flat_map(|value| vec![*value; LEN / 4]).collect()
+    }
+
+    /// The results of an operation that may be refused for lack of memory, and then has no effect.
+    fn ok<T>(result: Result<T, ArrayError>, refused: &mut usize) -> Option<T> {
+        match result {
+            Ok(done) => Some(done),
+            Err(error) if error.is_out_of_memory() => {
+                *refused += 1;
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    pub(super) fn run(gpu: &Gpu, seed: u64, steps: usize) {
+        let mut numbers = Numbers(seed * 2 + 0x9e37_79b9);
+        let gpus = [gpu.clone(), gpu.fork().unwrap(), gpu.fork().unwrap()];
+        let (mut slots, mut refused): (Vec<Slot>, _) = (Vec::new(), 0);
+        for step in 0..steps {
+            let on = &gpus[numbers.below(3)];
+            let value = numbers.below(64) as f32;
+            let count = slots.len();
+            let [one, two] = [0; 2].map(|_| numbers.below(count.max(1)));
+            match numbers.below(18) {
+                _ if count < 6 => {
+                    let array = match numbers.below(3) {
+                        0 => Vector::from_elem(on, LEN, value),
+                        1 => Vector::from_slice(on, &elements([value; 4])),
+                        _ => Vector::uninit(on, LEN).and_then(|memory| memory.fill(value)),
+                    };
+                    slots.extend(ok(array, &mut refused).map(|array| Slot { array, quarters: [value; 4] }));
+                }
+                0 | 1 if count < 40 => {
+                    let sum = slots[one].array.on(on).try_add(&slots[two].array);
+                    let quarters =
+                        core::array::from_fn(|at| slots[one].quarters[at] + slots[two].quarters[at]);
+                    slots.extend(ok(sum, &mut refused).map(|array| Slot { array, quarters }));
+                }
+                2 if one != two => {
+                    let (from, other) = (slots[two].quarters, slots[two].array.on(on).try_mul(1.0));
+                    if let Some(other) = ok(other, &mut refused)
+                        && ok(slots[one].array.try_add_assign(&other), &mut refused).is_some()
+                    {
+                        slots[one].quarters.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+                    }
+                }
+                3 => {
+                    let (quarter, slot) = (numbers.below(4), &mut slots[one]);
+                    let view = slot.array.slice_mut(s![quarter * LEN / 4..(quarter + 1) * LEN / 4]).unwrap();
+                    if ok(view.on_mut(on).fill(value), &mut refused).is_some() {
+                        slot.quarters[quarter] = value;
+                    }
+                }
+                4 | 5 => {
+                    if let Some(found) = ok(slots[one].array.on(on).to_vec(), &mut refused) {
+                        assert!(found == elements(slots[one].quarters), "step {step}, slot {one}");
+                    }
+                }
+                6 => {
+                    let sum = slots[one].array.on(on).sum().and_then(|sum| sum.into_scalar());
+                    if let Some(sum) = ok(sum, &mut refused) {
+                        assert_eq!(sum, slots[one].quarters.iter().sum::<f32>() * (LEN / 4) as f32);
+                    }
+                }
+                7 | 8 if count > 8 => drop(slots.swap_remove(one)),
+                9 => {
+                    let (x, y) = (slots[one].array.on(on), &slots[two].array);
+                    let quarters = core::array::from_fn(|at| {
+                        slots[one].quarters[at] * 0.5 + slots[two].quarters[at].min(9.0)
+                    });
+                    let array = (x.lazy() * 0.5 + y.lazy().min(9.0)).eval();
+                    slots.extend(ok(array, &mut refused).map(|array| Slot { array, quarters }));
+                }
+                10 => {
+                    let turned = slots[one].array.view().reshape((4, LEN / 4)).unwrap();
+                    let turned: Option<GpuArray<f32, Ix2>> = ok(turned.on(on).t().to_owned(), &mut refused);
+                    if let Some(turned) = turned
+                        && let Some(row) =
+                            ok(turned.slice(s![LEN / 4 - 1, ..]).unwrap().to_vec(), &mut refused)
+                    {
+                        assert_eq!(row, slots[one].quarters, "step {step}");
+                    }
+                }
+                11 => {
+                    let uploaded =
+                        slots[one].array.view_mut().on_mut(on).copy_from_slice(&elements([value; 4]));
+                    if ok(uploaded, &mut refused).is_some() {
+                        slots[one].quarters = [value; 4];
+                    }
+                }
+                12 => {
+                    // Another library has the address for some operations.
+                    let Some(guard) = ok(slots[one].array.read_on(on), &mut refused) else { continue };
+                    let other = slots[two].array.on(on).try_add(&slots[one].array);
+                    let quarters =
+                        core::array::from_fn(|at| slots[one].quarters[at] + slots[two].quarters[at]);
+                    assert_ne!(guard.address(), 0);
+                    drop(guard);
+                    slots.extend(ok(other, &mut refused).map(|array| Slot { array, quarters }));
+                }
+                13 if one != two => {
+                    let [first, second] = slots.get_disjoint_mut([one, two]).unwrap();
+                    let updated = update((&mut first.array, &mut second.array), |(x, y)| (x + y, x - y));
+                    if ok(updated, &mut refused).is_some() {
+                        for at in 0..4 {
+                            let (x, y) = (first.quarters[at], second.quarters[at]);
+                            (first.quarters[at], second.quarters[at]) = (x + y, x - y);
+                        }
+                    }
+                }
+                14 => {
+                    let slot = slots.swap_remove(one);
+                    match slot.array.into_block() {
+                        Ok(block) => {
+                            let array = Vector::from_block(on, block, LEN).unwrap();
+                            // SAFETY: the block had the elements of an array.
+                            slots.push(Slot { array: unsafe { array.assume_init() }, ..slot });
+                        }
+                        Err(rejected) => {
+                            assert!(rejected.error().is_out_of_memory(), "{rejected}");
+                            slots.push(Slot { array: rejected.into_value(), ..slot });
+                        }
+                    }
+                }
+                15 => {
+                    let rows = slots[one].array.view().reshape((LEN / 64, 64)).unwrap();
+                    let picked =
+                        rows.on(on).select(gpumem_tests::array::ndarray::Axis(0), &[0_usize, LEN / 64 - 1]);
+                    if let Some(picked) = ok(picked.and_then(|picked| picked.to_vec()), &mut refused) {
+                        assert_eq!((picked[0], picked[64]), (slots[one].quarters[0], slots[one].quarters[3]));
+                    }
+                }
+                16 => {
+                    let pinned: Option<PinnedArray<f32, Ix1>> =
+                        ok(slots[one].array.copy_to(&on.pinned()), &mut refused);
+                    if let Some(pinned) = pinned {
+                        assert_eq!(pinned[LEN - 1], slots[one].quarters[3]);
+                    }
+                }
+                _ => {}
+            }
+            // Elements stay small enough for exact sums.
+            for slot in &mut slots {
+                if slot.quarters.iter().any(|value| value.abs() > 4096.0) && slot.array.fill(1.0).is_ok() {
+                    slot.quarters = [1.0; 4];
+                }
+            }
+        }
+        for (index, slot) in slots.iter().enumerate() {
+            if let Some(found) = ok(slot.array.to_vec(), &mut refused) {
+                assert!(found == elements(slot.quarters), "slot {index}");
+            }
+        }
+        let status = gpu.pool().status().unwrap();
+        assert!(status.in_use_peak_bytes <= LIMIT_BYTES, "{status:#}");
+        assert!(status.counters.spill_count > 0, "{status:#}");
+        assert!(refused < steps / 4, "{refused} of {steps} refused: {status:#}");
+    }
+
+    fn pool(driver: &Driver, setting: usize) -> Gpu {
+        let device = Device::new(driver, 0).unwrap();
+        let builder = Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(Spill::to_host(64 << 20));
+        let builder = match setting {
+            0 => builder.backend(BackendKind::None),
+            1 => builder.backend(BackendKind::Native),
+            2 => builder.profile(Profile::Tight),
+            _ => builder,
+        };
+        Gpu::new(&builder.build().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn one_thread() {
+        for_each_seed!(12, |driver, seed| run(&pool(driver, seed as usize % 4), seed, 200));
+    }
+
+    #[test]
+    fn three_threads() {
+        for_each_seed!(8, |driver, seed| {
+            let gpu = pool(driver, seed as usize % 4);
+            std::thread::scope(|scope| {
+                for thread in 0..3 {
+                    let gpu = gpu.fork().unwrap();
+                    scope.spawn(move || run(&gpu, 100 * seed + thread, 80));
+                }
+            });
+        });
+    }
+}
