@@ -57,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) peers: PeerOption,
     pub(crate) flight_recorder: FlightRecorder,
     pub(crate) spill: Spill,
+    /// Smaller arrays stay; `None` for the default.
+    pub(crate) spill_bytes_min: Option<u64>,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
     pub(crate) interface: Interface,

@@ -741,11 +741,28 @@ impl Pool {
         })
     }
 
+    /// Moves the contents of arrays to the host until `size_bytes` of device memory are free, if the pool spills
+    /// ([`PoolBuilder::spill`](crate::PoolBuilder::spill)). Returns the freed bytes. The memory is free behind the copies, which this call does
+    /// not wait for, and stays with the pool; [`Pool::reclaim`] then returns it to the device.
+    ///
+    /// A request does this automatically when memory is short. Call it to make room for others, or ahead of time.
+    ///
+    /// # Errors
+    ///
+    /// - [`DeviceError::Asleep`](crate::DeviceError::Asleep) if the pool sleeps.
+    /// - [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) or [`PoolError::Poisoned`] after an earlier failure.
+    pub fn spill(&self, size_bytes: u64) -> Result<u64, PoolError> {
+        self.0.check_usable()?;
+        self.0.check_awake()?;
+        self.device().sleepers().check_not_in_call()?;
+        Ok(self.0.spiller().map_or(0, |spiller| spiller.make_room(size_bytes)))
+    }
+
     /// Changes the hard limit ([`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit)) for all clones and all
     /// threads. After this call returns, the pool does not grow beyond the limit. `Limit::Bytes(u64::MAX)` removes
     /// the limit. A share of the device corresponds to PyTorch's per-process memory fraction.
     ///
-    /// When the pool already holds more, memory that no block holds is released: memory that needs no wait immediately, the rest as blocks
+    /// When the pool already holds more, arrays move to the host if the pool spills, and memory that no block holds is released: memory that needs no wait immediately, the rest as blocks
     /// are freed, whenever the host waits. Until then the pool does not grow.
     ///
     /// ```
@@ -782,6 +799,10 @@ impl Pool {
         let excess_bytes = self.0.limits.node.set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
             self.0.backend.limits_changed()?;
+            let excess_in_use_bytes = self.0.backend.counts().in_use_bytes.saturating_sub(limit_bytes);
+            if let Some(spiller) = self.0.spiller().filter(|_| excess_in_use_bytes > 0) {
+                spiller.make_room(excess_in_use_bytes);
+            }
             let keep_bytes = self.0.reserved_bytes()?.saturating_sub(excess_bytes);
             self.0.backend.trim_to(keep_bytes)?;
         }

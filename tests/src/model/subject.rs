@@ -2,7 +2,7 @@
 
 use super::objects::Adapted;
 use super::operation::Case;
-use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
+use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Spill};
 use std::fmt;
 use std::str::FromStr;
 
@@ -106,6 +106,12 @@ impl Subject {
     /// Builds a pool without limits.
     pub(super) fn open_plain(self, device: &Device) -> Result<Pool, PoolError> {
         self.builder(device)?.profile(self.profile.unwrap_or_default()).build()
+    }
+
+    /// Builds a pool without limits, whose arrays move when the program says so.
+    pub(super) fn open_spilling(self, device: &Device) -> Result<Pool, PoolError> {
+        let builder = self.builder(device)?.profile(self.profile.unwrap_or_default());
+        builder.spill(Spill::to_host(64 << 20)).conf("spill_bytes_min:1")?.build()
     }
 
     /// The adaptors of the subject, if it has any.

@@ -327,6 +327,8 @@ options! {
         => spill on ALL, setter(Spill), variable "GPUMEM_SPILL":
         "whether arrays move to pinned host memory while device memory is short, instead of a refusal. An array moves back at its \
          next use. Arrays of less than 64 KiB stay, and so do those whose address other code has";
+    spill_bytes_min: u64 = byte_count("bytes (4096, 1MiB)") default "64KiB" hidden => spill_bytes_min on ALL:
+        "smaller arrays do not move: moving them frees little, and each move costs some microseconds";
     oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
         "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
          [`Device`] together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \

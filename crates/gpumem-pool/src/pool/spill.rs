@@ -45,6 +45,8 @@ use turn::{Turn, Turns};
 /// Moves the contents of one pool's spillable blocks.
 pub(crate) struct Spiller {
     device: Device,
+    /// Smaller blocks stay.
+    size_bytes_min: u64,
     /// The pinned memory that contents move to.
     host: Pool,
     activity: Arc<ActivityCounters>,
@@ -72,6 +74,7 @@ impl Spiller {
             Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes).name("spilled").build()?;
         Ok(Some(Arc::new(Self {
             device: device.clone(),
+            size_bytes_min: config.spill_bytes_min.unwrap_or(SIZE_BYTES_MIN).max(1),
             host,
             activity: Arc::clone(&hub.activity),
             streams: OnceLock::new(),
@@ -231,5 +234,7 @@ impl Spills for Spiller {
     }
 }
 
+/// Moving smaller blocks frees little, and each move costs some microseconds.
+const SIZE_BYTES_MIN: u64 = 64 << 10;
 /// The relative cost of moving contents that the host has no copy of.
 const DIRTY_COST: f64 = 1.5;

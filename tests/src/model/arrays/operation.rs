@@ -19,6 +19,13 @@ pub struct Case {
     pub operations: Vec<Operation>,
 }
 
+impl Case {
+    /// True if arrays move to the host between operations: one program in three.
+    pub(super) fn spills(&self) -> bool {
+        self.sim_seed.is_multiple_of(3)
+    }
+}
+
 /// The element type of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
@@ -424,9 +431,10 @@ impl Operation {
 
 /// The names of all operations.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 39] = [
+pub(super) const NAMES: [&str; 40] = [
     "new", "calculate", "write", "copy", "own", "sum", "product", "express", "update two", "reduce", "select",
     "scatter add", "choose", "matrices", "join", "resize", "append", "extend", "upload", "check", "host read",
     "host write", "lend", "swap", "registered", "halves", "share", "start upload", "start download", "end transfer", "capture", "update",
     "launch", "drop graph", "move", "block", "dlpack", "drop", "synchronize",
+    "spill",
 ];

@@ -122,6 +122,9 @@ pub(super) struct World<'a, T: Value> {
     pub(super) has_link: bool,
     /// True if the pools have blocks that grow in place.
     grows: bool,
+    /// True if arrays move to the host between operations.
+    spills: bool,
+    draws: u64,
     /// Three on each device.
     pub(super) gpus: Vec<Gpu>,
     /// The stream of another library, on each device.
@@ -149,7 +152,9 @@ impl<'a, T: Value> World<'a, T> {
         let (mut gpus, mut others) = (Vec::new(), Vec::new());
         for ordinal in 0..2 {
             let device = Device::new(driver, ordinal).map_err(text)?;
-            let first = Gpu::new(&subject.open_plain(&device).map_err(text)?).map_err(text)?;
+            let pool =
+                if case.spills() { subject.open_spilling(&device) } else { subject.open_plain(&device) };
+            let first = Gpu::new(&pool.map_err(text)?).map_err(text)?;
             let forks = [first.fork().map_err(text)?, first.fork().map_err(text)?];
             gpus.push(first);
             gpus.extend(forks);
@@ -160,6 +165,8 @@ impl<'a, T: Value> World<'a, T> {
             driver: driver.clone(),
             has_link: case.has_link,
             grows: subject.grows(),
+            spills: case.spills(),
+            draws: case.sim_seed,
             gpus,
             others,
             arrays: Vec::new(),
@@ -171,8 +178,27 @@ impl<'a, T: Value> World<'a, T> {
         })
     }
 
+    /// In a program that spills, moves some arrays of a device to the host, drawn from the seed and the number of names so far.
+    fn spill(&mut self) -> Result<(), String> {
+        if !self.spills {
+            return Ok(());
+        }
+        self.draws =
+            self.draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (device, share) = ((self.draws >> 40) as usize % 2, (self.draws >> 50) % 4);
+        if share > 0 {
+            let pool = self.gpus[3 * device].pool();
+            let in_use_bytes = pool.status().map_err(text)?.in_use_bytes;
+            if pool.spill(in_use_bytes * share / 3).map_err(text)? > 0 {
+                self.coverage.count("spill");
+            }
+        }
+        Ok(())
+    }
+
     fn run_all(mut self, operations: &[Operation]) -> Result<(), String> {
         for operation in operations {
+            self.spill()?;
             if self.step(operation)? {
                 self.coverage.count(operation.name());
             }

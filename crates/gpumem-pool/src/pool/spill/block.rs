@@ -67,8 +67,9 @@ impl SpillableBlock {
     /// The block.
     pub fn new(pool: &Pool, block: Block, is_written: bool) -> Result<Self, Block> {
         // A block of another pool may have outlived all handles of that pool.
-        let is_own = block.pool == *pool.0 && block.size_bytes() >= SIZE_BYTES_MIN;
-        let Some(spiller) = Spiller::of(pool).filter(|_| is_own && !fork::is_child()) else {
+        let is_own = block.pool == *pool.0 && !fork::is_child();
+        let fits = |spiller: &Arc<Spiller>| is_own && block.size_bytes() >= spiller.size_bytes_min;
+        let Some(spiller) = Spiller::of(pool).filter(fits) else {
             return Err(block);
         };
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -374,8 +375,5 @@ impl Drop for SpillPin {
         self.0.pins.fetch_sub(1, Ordering::SeqCst);
     }
 }
-
-/// Smaller blocks stay: moving them frees little, and each move costs some microseconds.
-const SIZE_BYTES_MIN: u64 = 64 << 10;
 
 debug_fields!(SpillableBlock, it, size_bytes: it.0.size_bytes);

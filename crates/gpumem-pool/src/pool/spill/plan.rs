@@ -9,8 +9,10 @@
 //! because they cost a copy down. Arrays without an expectation are expected as far ahead as their last use is behind, which is the order
 //! of least recent use.
 
-use core::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// A use of an array by an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,10 @@ pub(crate) struct SpillPlan {
     arrays: HashMap<u64, KnownArray>,
     resident_bytes: u64,
     away_bytes: u64,
+    /// The bytes of arrays that returned early, before the use that was expected.
+    early_bytes: u64,
+    /// The arrays that are away, with the operations that are expected to use them.
+    due: BTreeSet<(u64, u64)>,
     /// The recorded operations, the latest last. Its number is `now - 1`.
     recorded: VecDeque<RecordedOperation>,
     /// The earlier operation that the latest one was matched with.
@@ -88,14 +94,28 @@ impl SpillPlan {
     pub(crate) fn remove(&mut self, array: u64) {
         if let Some(known) = self.arrays.remove(&array) {
             *self.bytes_of(known.is_resident) -= known.size_bytes;
+            self.early_bytes -= if known.is_early { known.size_bytes } else { 0 };
+            if let Some(at) = known.expected_at {
+                self.due.remove(&(at, array));
+            }
         }
     }
 
     /// The array is in device memory from now on, or no longer. `is_early`: it returned before its use.
     pub(crate) fn set_resident(&mut self, array: u64, is_resident: bool, is_early: bool) {
         let Some(known) = self.arrays.get_mut(&array) else { return };
-        let (was_resident, was_early, size_bytes) = (known.is_resident, known.is_early, known.size_bytes);
-        (known.is_resident, known.is_early) = (is_resident, is_early);
+        let (was_resident, size_bytes) = (known.is_resident, known.size_bytes);
+        let was_early = core::mem::replace(&mut known.is_early, is_early);
+        known.is_resident = is_resident;
+        if let Some(at) = known.expected_at {
+            if is_resident {
+                self.due.remove(&(at, array))
+            } else {
+                self.due.insert((at, array))
+            };
+        }
+        self.early_bytes += if is_early { size_bytes } else { 0 };
+        self.early_bytes -= if was_early { size_bytes } else { 0 };
         if was_early && !is_resident {
             self.judge_early(false);
         }
@@ -121,7 +141,9 @@ impl SpillPlan {
             self.note_use(now, one.array);
         }
         self.expect_next_uses(now, uses);
-        if self.streak == STREAK_MIN && now - self.read_ahead_at.min(now) > self.recorded.len() as u64 / 4 {
+        if self.streak == READ_AHEAD_STREAK
+            && now - self.read_ahead_at.min(now) > self.recorded.len() as u64 / 4
+        {
             self.read_ahead(now);
         }
         let bytes =
@@ -141,6 +163,7 @@ impl SpillPlan {
         let (before, was_early) = (known.used_at, known.is_early);
         (known.used_at, known.is_early) = (now, false);
         if was_early {
+            self.early_bytes -= known.size_bytes;
             self.judge_early(true);
         }
         if before != now
@@ -161,14 +184,20 @@ impl SpillPlan {
                 if let Some(known) = self.arrays.get_mut(&one.array)
                     && known.expected_at.is_none_or(|at| at <= now)
                 {
-                    known.expected_at = Some(now + ahead);
+                    let before = known.expected_at.replace(now + ahead);
+                    if !known.is_resident {
+                        if let Some(at) = before {
+                            self.due.remove(&(at, one.array));
+                        }
+                        self.due.insert((now + ahead, one.array));
+                    }
                 }
             }
         }
     }
 
-    /// Arrays whose contents should move out, the best first, until at least `size_bytes` are free: those that are not expected within
-    /// `nearest` operations. `cost` is the relative cost of a move, and `None` for an array that must stay.
+    /// Arrays whose contents should move out, the best first, until at least `size_bytes` are free, and a reserve for the next requests:
+    /// those that are not expected within `nearest` operations. `cost` is the relative cost of a move, and `None` for an array that must stay.
     pub(crate) fn victims(
         &self,
         size_bytes: u64,
@@ -184,13 +213,15 @@ impl SpillPlan {
             .collect();
         // Ties are broken by number, so that runs repeat.
         candidates.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
+        let reserve_bytes = (self.resident_bytes / RESERVE_DIVISOR).min(self.away_bytes / EXCESS_DIVISOR);
         let mut chosen_bytes = 0;
-        let needed = candidates.into_iter().take_while(|(_, _, bytes)| {
+        let chosen = candidates.into_iter().take_while(|(distance, _, bytes)| {
             let is_needed = chosen_bytes < size_bytes;
             chosen_bytes += bytes;
-            is_needed
+            let is_reserve = *distance > RESERVE_DISTANCE && chosen_bytes <= size_bytes + reserve_bytes;
+            is_needed || nearest == 0 && is_reserve
         });
-        needed.map(|(_, array, _)| array).collect()
+        chosen.map(|(_, array, _)| array).collect()
     }
 
     /// Arrays that should return now, the one that is used first comes first. None while expectations were wrong.
@@ -199,21 +230,15 @@ impl SpillPlan {
         {
             return Vec::new();
         }
-        let window_bytes = self.window_bytes();
-        let early =
-            self.arrays.values().filter(|known| known.is_early).map(|known| known.size_bytes).sum::<u64>();
-        let mut due = BTreeMap::new();
-        for (array, known) in self.arrays.iter().filter(|(_, known)| !known.is_resident) {
-            if let Some(at) = known.expected_at.filter(|at| *at >= self.now) {
-                due.insert((at, Reverse(*array)), known.size_bytes);
-            }
-        }
-        let mut sum_bytes = early;
-        let fits = |(_, size_bytes): &(_, u64)| {
-            sum_bytes += size_bytes;
-            sum_bytes <= window_bytes
-        };
-        due.into_iter().take_while(fits).map(|((_, Reverse(array)), _)| array).collect()
+        let (window_bytes, mut sum_bytes) = (self.window_bytes(), self.early_bytes);
+        let due = self.due.range((self.now, 0)..).map(|(_, array)| *array);
+        let fitting = due.take_while(|array| {
+            // One at a time may exceed the window.
+            let is_first = sum_bytes == 0;
+            sum_bytes += self.arrays.get(array).map_or(0, |known| known.size_bytes);
+            is_first || sum_bytes <= window_bytes
+        });
+        fitting.collect()
     }
 
     /// How many operations ahead the next use of an array is expected; `None` without an expectation.
@@ -225,7 +250,7 @@ impl SpillPlan {
     /// The bytes that may return before their use: enough to hide the copies behind an operation, and little beside the memory.
     fn window_bytes(&self) -> u64 {
         let largest_bytes = self.largest_bytes.max(WINDOW_BYTES_MIN);
-        largest_bytes.min(self.resident_bytes / 4)
+        largest_bytes.min(self.resident_bytes / WINDOW_DIVISOR).min(self.away_bytes / EXCESS_DIVISOR)
     }
 
     fn distance(&self, known: &KnownArray) -> f64 {
@@ -279,7 +304,13 @@ impl SpillPlan {
         for (slot, one) in uses.iter().enumerate() {
             let expected_at = next_of(self, slot);
             if let Some(known) = self.arrays.get_mut(&one.array) {
-                known.expected_at = expected_at;
+                let before = core::mem::replace(&mut known.expected_at, expected_at);
+                if !known.is_resident {
+                    if let Some(at) = before {
+                        self.due.remove(&(at, one.array));
+                    }
+                    self.due.extend(expected_at.map(|at| (at, one.array)));
+                }
             }
         }
     }
@@ -330,6 +361,15 @@ fn mixed(hash: u64, word: u64) -> u64 {
 const RECORDED_MAX: usize = 1 << 16;
 /// Signatures that identify a place in a program without arrays that last.
 const SEQUENCE_LENGTH: usize = 4;
+/// Matches in a row before all recorded operations are read.
+const READ_AHEAD_STREAK: u64 = 3;
 /// Matches in a row before contents return early.
 const STREAK_MIN: u64 = 8;
 const WINDOW_BYTES_MIN: u64 = 256 << 20;
+/// The window and the reserve, as fractions of the resident bytes and of those that are away. Larger ones double the copies of programs that
+/// need little more than there is.
+const WINDOW_DIVISOR: u64 = 8;
+const RESERVE_DIVISOR: u64 = 32;
+const EXCESS_DIVISOR: u64 = 4;
+/// What is expected within as many operations is not moved for the reserve.
+const RESERVE_DISTANCE: f64 = 32.0;
