@@ -8,7 +8,7 @@
 use gpumem_array::ndarray::{Ix2, s};
 use gpumem_array::pool::sys::DriverKind;
 use gpumem_array::pool::{Device, MemoryKind, Pool, Spill};
-use gpumem_array::{Cublas, Gpu, GpuArray, PinnedArray};
+use gpumem_array::{Cublas, Gpu, GpuArray, PinnedArray, update};
 use half::bf16;
 use std::error::Error;
 use std::time::Instant;
@@ -43,7 +43,105 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
         }
     }
+    let (len, layers, rows) = if is_cuda { (4096, 24, 16384) } else { (128, 4, 256) };
+    let training = Training { device: &bench.device, len, layers, rows, steps: bench.passes };
+    let (fits, losses) = training.run(None)?;
+    println!("training of {layers} layers: {:.1} ms a step where it fits", 1e3 * fits);
+    for ratio in [1.25, 1.5, 2.0] {
+        let (took, spilled) = training.run(Some(ratio))?;
+        let is_equal = losses == spilled;
+        println!(
+            "training, {ratio} × the memory: {:.1} ms, {:.3} of the step that fits, losses equal: {is_equal}",
+            1e3 * took,
+            fits / took
+        );
+    }
     Ok(())
+}
+
+/// A network of equal layers, trained by Adam: the activations are new arrays in each step.
+struct Training<'a> {
+    device: &'a Device,
+    len: usize,
+    layers: usize,
+    rows: usize,
+    steps: usize,
+}
+
+impl Training<'_> {
+    /// All weights with their two moments, and the activations of a step.
+    fn needed_bytes(&self) -> u64 {
+        (self.layers * (3 * self.len * self.len + self.rows * self.len) * 4) as u64
+    }
+
+    /// Seconds of the best step after three, and the losses.
+    fn run(&self, ratio: Option<f64>) -> Result<(f64, Vec<f32>), Box<dyn Error>> {
+        let Self { len, layers, rows, .. } = *self;
+        let mut builder = Pool::builder(self.device);
+        if let Some(ratio) = ratio {
+            let needed_bytes = self.needed_bytes();
+            let limit_bytes = (needed_bytes as f64 / ratio) as u64 + (64 << 20);
+            builder = builder.hard_limit(limit_bytes).spill(Spill::to_host(needed_bytes));
+        }
+        let pool = builder.build()?;
+        let gpu = Gpu::new(&pool)?;
+        let blas = Cublas::new(&gpu)?.with_tf32();
+        let mut rng = gpumem_array::Rng::new(7);
+        let scale = (1.0 / len as f32).sqrt();
+        let mut network = Vec::new();
+        for _ in 0..layers {
+            let mut weights = GpuArray::<f32, Ix2>::random_normal(&gpu, (len, len), &mut rng)?;
+            weights *= scale;
+            let zeros = || GpuArray::<f32, Ix2>::zeros(&gpu, (len, len));
+            network.push((weights, zeros()?, zeros()?));
+        }
+        let x = GpuArray::<f32, Ix2>::random_normal(&gpu, (rows, len), &mut rng)?;
+        let (mut best, mut losses) = (f64::MAX, Vec::new());
+        let mut before = pool.status()?.counters;
+        for step in 0..3 + self.steps {
+            gpu.synchronize()?;
+            let begin = Instant::now();
+            let mut outputs: Vec<GpuArray<f32, Ix2>> = Vec::new();
+            for (weights, ..) in &network {
+                let product = blas.dot(outputs.last().unwrap_or(&x), weights)?;
+                outputs.push(product.into_lazy().tanh().eval()?);
+            }
+            let last = outputs.pop().ok_or("no layers")?;
+            let loss = (last.lazy() - 0.5).powi(2).mean()?;
+            let mut gradient = ((last.lazy() - 0.5) * (1.0 - last.lazy() * last.lazy())).eval()?;
+            drop(last);
+            for (weights, first, second) in network.iter_mut().rev() {
+                let input = outputs.pop();
+                let of_weights = blas.dot(&input.as_ref().unwrap_or(&x).t(), &gradient)?;
+                if let Some(input) = &input {
+                    let of_input = blas.dot(&gradient, &weights.t())?;
+                    gradient = (of_input.lazy() * (1.0 - input.lazy() * input.lazy())).eval()?;
+                }
+                update((weights, first, second), |(w, m, v)| {
+                    let g = of_weights.lazy() * (1.0 / rows as f32);
+                    let (m, v) = (m * 0.9 + g * 0.1, v * 0.999 + g * g * 0.001);
+                    (w - m * 1e-4 / (v.sqrt() + 1e-8), m, v)
+                })?;
+            }
+            gpu.synchronize()?;
+            let took = begin.elapsed().as_secs_f64();
+            losses.push(loss.into_scalar()?);
+            if step >= 3 {
+                best = best.min(took);
+            }
+            let now = pool.status()?.counters;
+            println!(
+                "  step {step}: {:.1} ms, {} MiB up, {} MiB down, {} waits of the host, {} driver calls",
+                1e3 * took,
+                (now.spilled_up_bytes - before.spilled_up_bytes) >> 20,
+                (now.spilled_down_bytes - before.spilled_down_bytes) >> 20,
+                now.host_wait_count - before.host_wait_count,
+                now.driver_call_count - before.driver_call_count,
+            );
+            before = now;
+        }
+        Ok((best, losses))
+    }
 }
 
 /// `x` times many weights in turn, over and over.

@@ -690,7 +690,7 @@ impl ArrayStorage {
     fn is_ready(&self, stream: &Stream, is_captured: bool) -> bool {
         match self.memory.spillable() {
             None => true,
-            Some(block) if is_captured => block.address() != 0,
+            Some(block) if is_captured => block.is_open(),
             Some(block) => block.is_ready(stream),
         }
     }

@@ -6,13 +6,13 @@
 //!
 //! 1. The pool's ladder finds no memory and asks the [`Spiller`] for room (`make_room`). The spiller takes its turn: one thread at a time
 //!    moves contents.
-//! 2. The plan chooses blocks ([`SpillPlan`]). Their addresses are taken away: calls that begin from now on find none. Then all earlier
-//!    calls on the device's streams end, so that all uses of the blocks are recorded.
+//! 2. The plan chooses blocks ([`SpillPlan`]). They are closed: calls that begin from now on do not use them. Then all earlier calls on the
+//!    device's streams end, so that all uses of the blocks are recorded.
 //! 3. Contents that the host has no copy of are copied down, behind the uses, on a stream of the spiller. The block is freed in stream
 //!    order. The host waits for nothing.
 //! 4. The request finds the memory, and waits for its last uses on the device.
 //!
-//! A call that finds no address ends without any work, and its caller *settles* the blocks ([`SpillableBlock::settle`]): in a turn, new
+//! A call that finds a block closed ends without any work, and its caller *settles* the blocks ([`SpillableBlock::settle`]): in a turn, new
 //! memory is allocated and filled on another stream of the spiller, and the caller's stream waits for that. The caller keeps the turn
 //! until its work is queued, so that nothing moves out in between.
 //!
@@ -113,7 +113,7 @@ impl Spiller {
     /// Moves contents out until `size_bytes` are freed. Returns the freed bytes.
     fn free(&self, turn: &Turn<'_>, size_bytes: u64) -> u64 {
         let chosen = self.choose(turn, size_bytes);
-        let taken: Vec<_> = chosen.into_iter().filter(|block| block.take_address()).collect();
+        let taken: Vec<_> = chosen.into_iter().filter(|block| block.close()).collect();
         if taken.is_empty() {
             return 0;
         }
@@ -125,7 +125,7 @@ impl Spiller {
                 freed_bytes += block.size_bytes;
                 self.plan.lock().set_resident(block.number, false, false);
             } else {
-                block.give_address_back();
+                block.open();
             }
         }
         self.note_away();

@@ -37,8 +37,10 @@ pub(crate) struct Movable {
     pub(super) number: u64,
     pub(super) size_bytes: u64,
     tag: u16,
-    /// The address for work; 0 while the block has none or is about to lose it.
+    /// The address; 0 while the block has none. It stays until all calls have ended that found the block open.
     address: AtomicU64,
+    /// True if calls may use the block.
+    is_open: AtomicBool,
     /// The point of the copy that brought the contents back. Uses wait for it.
     arrived: AtomicU64,
     /// The number of holders of the address.
@@ -80,6 +82,7 @@ impl SpillableBlock {
             size_bytes: block.size_bytes(),
             tag: block.tag_number(),
             address: AtomicU64::new(block.address()),
+            is_open: AtomicBool::new(true),
             arrived: AtomicU64::new(0),
             pins: AtomicU32::new(0),
             is_changed: AtomicBool::new(is_written),
@@ -116,14 +119,21 @@ impl SpillableBlock {
     #[inline]
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.0.address.load(Ordering::SeqCst)
+        self.0.address.load(Ordering::Acquire)
+    }
+
+    /// True, in a call on a stream, if the block has an address until the call ends.
+    #[inline]
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.0.is_open.load(Ordering::SeqCst)
     }
 
     /// True, in a call on `stream`, if the block has an address until the call ends, and the stream is behind its contents.
     #[inline]
     #[must_use]
     pub fn is_ready(&self, stream: &Stream) -> bool {
-        if self.0.address.load(Ordering::SeqCst) == 0 {
+        if !self.is_open() {
             return false;
         }
         let arrived = self.0.arrived.load(Ordering::Acquire);
@@ -259,7 +269,7 @@ impl Movable {
     }
 
     pub(super) fn may_move(&self, turn: u64) -> bool {
-        self.address.load(Ordering::Relaxed) != 0
+        self.is_open.load(Ordering::Relaxed)
             && self.protected.load(Ordering::Relaxed) != turn
             && !self.is_pinned()
     }
@@ -277,14 +287,13 @@ impl Movable {
         self.places.lock().device.is_none()
     }
 
-    /// Takes the address away from calls that begin from now on. In a turn.
-    pub(super) fn take_address(&self) -> bool {
-        self.address.swap(0, Ordering::SeqCst) != 0
+    /// Closes the block for calls that begin from now on. In a turn. False if it was closed.
+    pub(super) fn close(&self) -> bool {
+        self.is_open.swap(false, Ordering::SeqCst)
     }
 
-    pub(super) fn give_address_back(&self) {
-        let address = self.places.lock().device.as_ref().map_or(0, Block::address);
-        self.address.store(address, Ordering::SeqCst);
+    pub(super) fn open(&self) {
+        self.is_open.store(true, Ordering::SeqCst);
     }
 
     /// Copies the contents to the host, behind all uses. No call uses the block.
@@ -307,6 +316,7 @@ impl Movable {
     pub(super) fn free_device_memory(&self) {
         let freed = self.places.lock().device.take();
         drop(freed);
+        self.address.store(0, Ordering::Release);
         self.noted.store(0, Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
     }
@@ -332,7 +342,8 @@ impl Movable {
         self.arrived.store(up.point().to_bits(), Ordering::Release);
         let address = block.address();
         places.device = Some(block);
-        self.address.store(address, Ordering::SeqCst);
+        self.address.store(address, Ordering::Release);
+        self.open();
         Ok(copied_bytes)
     }
 
