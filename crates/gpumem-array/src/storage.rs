@@ -339,7 +339,7 @@ impl<'a> Use<'a> {
             Ok(true)
         })?;
         if is_noted {
-            note_operation([self]);
+            note_operation(stream, [self]);
         }
         begun
     }
@@ -353,6 +353,7 @@ impl<'a> Use<'a> {
         // Dropped outside of the lock.
         let _ended;
         stream.note_write(0);
+        storage.note_spillable(stream, self.access);
         let mut more = storage.lock_more();
         let Some(index) = more.open.iter().position(|open| open.latest == latest) else { return };
         more.open[index].count -= 1;
@@ -1239,7 +1240,7 @@ pub(crate) fn queue_inlined(
         mark(stream);
     }
     if is_noted {
-        note_operation(touched);
+        note_operation(stream, touched);
     }
     match failed {
         None => Ok(()),
@@ -1273,11 +1274,11 @@ fn with_settled<T: Touch>(
 
 /// Records an operation for the plan of what moves to the host.
 #[cold]
-fn note_operation<T: Touch>(touched: impl IntoIterator<Item = T>) {
+fn note_operation<T: Touch>(stream: &Stream, touched: impl IntoIterator<Item = T>) {
     let touched: Vec<_> = touched.into_iter().collect();
     let uses = touched.iter().filter_map(Touch::tracked);
     let uses = uses.filter_map(|one| Some((one.storage.memory.spillable()?, one.access == Access::Write)));
-    SpillableBlock::note_operation(uses);
+    SpillableBlock::note_operation(stream, uses);
 }
 
 /// Queues a copy by the driver between host memory and the memory that `one` touches, and waits for it. The stream has been ordered

@@ -93,13 +93,16 @@ pub(crate) struct FreeRequest {
     pub(crate) uses: u64,
     /// True if the caller guarantees that all uses of the block are complete.
     pub(crate) is_complete: bool,
+    /// A stream that is behind all uses: the free waits for that stream alone.
+    pub(crate) behind: Option<StreamId>,
 }
 
 impl FreeRequest {
     /// The uses that may still be pending. The owner stream's comes first.
     pub(crate) fn stamps(&self, clocks: &Clocks) -> impl Iterator<Item = Stamp> {
-        let uses = (!self.is_complete).then(|| clocks.uses(self.owner_stream, self.uses));
-        uses.into_iter().flatten()
+        let is_listed = !self.is_complete && self.behind.is_none();
+        let uses = is_listed.then(|| clocks.uses(self.owner_stream, self.uses));
+        self.behind.map(|stream| clocks.stamp_of(stream)).into_iter().chain(uses.into_iter().flatten())
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) unsafe fn stream_of_found(cache: FoundCache) -> StreamId {
 impl FreeRequest {
     /// True if the free has to wait only for the owner stream.
     fn is_plain(&self) -> bool {
-        self.uses == 0 && !self.is_complete
+        self.uses == 0 && !self.is_complete && self.behind.is_none()
     }
 }
 

@@ -416,7 +416,7 @@ impl Stack {
     /// Frees a block that is a backend allocation: notifies all adaptors, outermost first, and returns the memory. The pool may be gone
     /// afterwards.
     fn release_plain(&self, pool: StateRef, freed: &FreeRequest) {
-        let FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete } = *freed;
+        let FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete, .. } = *freed;
         let is_complete = Cell::new(is_complete);
         let place = (allocation.address, size_bytes);
         let release = released(&pool, place, place, (owner_stream, uses), &is_complete);
@@ -465,7 +465,14 @@ impl Stack {
         match added {
             Ok(record) => {
                 let allocation = Allocation::special(address, record);
-                pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses: 0, is_complete: false });
+                pool.free(&FreeRequest {
+                    allocation,
+                    size_bytes,
+                    owner_stream,
+                    uses: 0,
+                    is_complete: false,
+                    behind: None,
+                });
             }
             Err(holding) => self.release(pool, holding, 0, false),
         }

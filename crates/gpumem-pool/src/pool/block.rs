@@ -225,7 +225,46 @@ impl Block {
     pub unsafe fn free_completed(self) {
         let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
         let allocation = pool.untag(allocation, size_bytes);
-        pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
+        pool.free(&FreeRequest {
+            allocation,
+            size_bytes,
+            owner_stream,
+            uses,
+            is_complete: true,
+            behind: None,
+        });
+    }
+
+    /// Frees the block behind the work that is queued on `stream` so far, which is behind all uses of the block.
+    pub(in crate::pool) fn free_behind(self, stream: &Stream) {
+        if fork::is_child() {
+            return core::mem::forget(self);
+        }
+        let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
+        let allocation = pool.untag(allocation, size_bytes);
+        let behind = Some(stream.id());
+        pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false, behind });
+    }
+
+    /// Like [`Block::copy_from`] for all bytes, on a stream that the caller has ordered behind all conflicting uses.
+    pub(in crate::pool) fn copy_from_ordered(
+        &mut self,
+        source: &Self,
+        stream: &Stream,
+    ) -> Result<(), PoolError> {
+        let (from, to) = (source.bytes(0..source.size_bytes)?, self.bytes(0..source.size_bytes)?);
+        let blocks = [&*self, source];
+        queue_ordered(
+            &blocks,
+            from.zip(to),
+            stream,
+            "a copy of a block",
+            |driver, ((from, size), (to, _)), raw| {
+                // SAFETY: both blocks have these bytes, are alive, and do not overlap, because one is borrowed exclusively. The caller has
+                // ordered the stream behind their uses, which now include this one, and its context is current.
+                unsafe { driver.cuMemcpyAsync(to, from, size, raw) }
+            },
+        )
     }
 
     pub(crate) fn is_recorded(&self) -> bool {
@@ -367,11 +406,20 @@ impl Block {
         if let Some(stack) = pool.fast_path_stack(uses)
             && size_bytes > 0
         {
-            return stack
-                .free(pool, &FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false });
+            return stack.free(
+                pool,
+                &FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false, behind: None },
+            );
         }
         if !(uses == 0 && pool.put_back(&allocation, size_bytes, owner_stream)) {
-            pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false });
+            pool.free(&FreeRequest {
+                allocation,
+                size_bytes,
+                owner_stream,
+                uses,
+                is_complete: false,
+                behind: None,
+            });
         }
     }
 
@@ -1014,8 +1062,21 @@ fn queue<P>(
     work: impl FnOnce(&Driver, P, CUstream) -> Result<(), DriverError>,
 ) -> Result<(), PoolError> {
     blocks.iter().try_for_each(|block| block.check_use(stream))?;
+    if place.is_some() {
+        blocks.iter().try_for_each(|block| block.begin_use(stream, operation))?;
+    }
+    queue_ordered(blocks, place, stream, operation, work)
+}
+
+/// Like [`queue`], on a stream that is behind the conflicting uses.
+fn queue_ordered<P>(
+    blocks: &[&Block],
+    place: Option<P>,
+    stream: &Stream,
+    operation: &'static str,
+    work: impl FnOnce(&Driver, P, CUstream) -> Result<(), DriverError>,
+) -> Result<(), PoolError> {
     let Some(place) = place else { return Ok(()) };
-    blocks.iter().try_for_each(|block| block.begin_use(stream, operation))?;
     let device = stream.device();
     stream.queue_work(blocks.iter().copied(), |raw| {
         // A stream that has begun to capture would get work that a free does not wait for.

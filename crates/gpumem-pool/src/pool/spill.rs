@@ -24,6 +24,7 @@ mod turn;
 
 pub use block::{Settled, SpillPin, SpillableBlock};
 
+use crate::backend::MemorySource;
 use crate::config::{MemoryKind, Spill};
 use crate::error::PoolError;
 use crate::figures::ActivityCounters;
@@ -50,8 +51,8 @@ pub(crate) struct Spiller {
     /// The pinned memory that contents move to.
     host: Pool,
     activity: Arc<ActivityCounters>,
-    /// For copies to the host, and from it. Created at the first move.
-    streams: OnceLock<[Stream; 2]>,
+    /// For copies to the host, for copies from it, and behind the uses of contents that need no copy. Created at the first move.
+    streams: OnceLock<[Stream; 3]>,
     turns: Turns,
     /// True once anything has moved: operations are recorded from then on.
     is_active: AtomicBool,
@@ -97,12 +98,11 @@ impl Spiller {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// The streams for copies to the host and from it.
-    fn streams(&self) -> Result<&[Stream; 2], PoolError> {
+    fn streams(&self) -> Result<&[Stream; 3], PoolError> {
         if let Some(streams) = self.streams.get() {
             return Ok(streams);
         }
-        let made = [Stream::new(&self.device)?, Stream::new(&self.device)?];
+        let made = [Stream::new(&self.device)?, Stream::new(&self.device)?, Stream::new(&self.device)?];
         Ok(self.streams.get_or_init(|| made))
     }
 
@@ -151,8 +151,10 @@ impl Spiller {
         if block.is_pinned() {
             return Ok(false);
         }
-        let [down, _] = self.streams()?;
-        if !block.is_saved() {
+        let [down, _, uses] = self.streams()?;
+        if block.is_saved() {
+            block.free_device_memory(uses)?;
+        } else {
             let saved = block.save(&self.host, down);
             if saved.is_err() && self.drop_stale_copies() {
                 block.save(&self.host, down)?;
@@ -160,8 +162,8 @@ impl Spiller {
                 saved?;
             }
             self.activity.spilled_down_bytes.add(block.size_bytes);
+            block.free_device_memory(down)?;
         }
-        block.free_device_memory();
         self.activity.spill_count.add(1);
         Ok(true)
     }
@@ -177,12 +179,28 @@ impl Spiller {
         if !block.is_away() {
             return Ok(());
         }
-        let [_, up] = self.streams()?;
+        let [_, up, _] = self.streams()?;
         let copied_bytes = block.bring_back(up)?;
         self.activity.spilled_up_bytes.add(copied_bytes);
         self.plan.lock().set_resident(block.number, true, is_early);
         self.note_away();
         Ok(())
+    }
+
+    /// Frees memory ahead of the next requests, of contents that are not expected soon: copies down then run beside the work.
+    fn keep_reserve(&self, pool: &Pool) {
+        let wanted_bytes = self.plan.lock().reserve_bytes();
+        if wanted_bytes == 0 {
+            return;
+        }
+        let Ok(free_bytes) = free_bytes(&pool.0) else { return };
+        if free_bytes >= wanted_bytes {
+            return;
+        }
+        let Some(turn) = self.turns.try_begin() else { return };
+        self.nearest.store(RESERVE_DISTANCE, Ordering::Relaxed);
+        self.free(&turn, wanted_bytes - free_bytes);
+        self.nearest.store(0, Ordering::Relaxed);
     }
 
     fn note_away(&self) {
@@ -234,6 +252,18 @@ impl Spills for Spiller {
     }
 }
 
+/// The memory that the pool can hand out without moving anything.
+fn free_bytes(hub: &Hub) -> Result<u64, PoolError> {
+    let room_bytes = match hub.limits.hard_bytes() {
+        Some(_) => hub.limits.node.room_bytes(),
+        None => hub.device().memory_info()?.free_bytes,
+    };
+    let cached_bytes = hub.reserved_bytes()?.saturating_sub(hub.backend.counts().in_use_bytes);
+    Ok(room_bytes.saturating_add(cached_bytes))
+}
+
+/// What is expected within as many operations is not moved for the reserve.
+const RESERVE_DISTANCE: u64 = 32;
 /// Moving smaller blocks frees little, and each move costs some microseconds.
 const SIZE_BYTES_MIN: u64 = 64 << 10;
 /// The relative cost of moving contents that the host has no copy of.

@@ -248,7 +248,14 @@ impl StateRef {
                 || self.backend.put_back(key, &allocation, size_bytes, owner_stream)
         };
         if !(is_plain && self.poison().is_none() && put_back()) {
-            self.free_to_backend(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete });
+            self.free_to_backend(&FreeRequest {
+                allocation,
+                size_bytes,
+                owner_stream,
+                uses,
+                is_complete,
+                behind: None,
+            });
         }
     }
 

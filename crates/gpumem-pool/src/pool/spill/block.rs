@@ -9,7 +9,7 @@ use crate::pool::block::Block;
 use crate::pool::request;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
-use gpumem_device::{Device, Stream, StreamPoint};
+use gpumem_device::{Device, DeviceError, Stream, StreamError, StreamPoint};
 use gpumem_sys::fork;
 use gpumem_sys::text::debug_fields;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ pub(crate) struct Movable {
     pins: AtomicU32,
     /// True if the device has contents that the host has no copy of.
     is_changed: AtomicBool,
-    /// The stream whose use the block has recorded last, as its index and 1.
-    noted: AtomicU64,
+    /// The point behind the latest use on the stream that used the block last; 0 for none. [`Places::points`] has those of other streams.
+    latest: AtomicU64,
     /// The turn that must not move the block.
     protected: AtomicU64,
     places: Lock<Places>,
@@ -59,6 +59,10 @@ pub(crate) struct Movable {
 struct Places {
     device: Option<Block>,
     host: Option<Block>,
+    /// The points behind the latest uses of the device memory on further streams.
+    points: Vec<StreamPoint>,
+    /// The point behind the latest copy to the host.
+    saved: Option<StreamPoint>,
 }
 
 impl SpillableBlock {
@@ -86,7 +90,7 @@ impl SpillableBlock {
             arrived: AtomicU64::new(0),
             pins: AtomicU32::new(0),
             is_changed: AtomicBool::new(is_written),
-            noted: AtomicU64::new(0),
+            latest: AtomicU64::new(0),
             protected: AtomicU64::new(0),
             places: Lock::new(Places { device: Some(block), ..Places::default() }),
             spiller,
@@ -179,11 +183,15 @@ impl SpillableBlock {
     /// Records that work which was queued in the current call uses the block.
     #[inline]
     pub fn note_use(&self, stream: &Stream, is_write: bool) {
-        let block = &*self.0;
-        let index = u64::from(stream.stream_index().0) + 1;
-        if block.noted.load(Ordering::Relaxed) != index {
-            block.record_use(stream);
-            block.noted.store(index, Ordering::Relaxed);
+        let (block, point) = (&*self.0, stream.point());
+        let (now, before) = (point.to_bits(), block.latest.load(Ordering::Relaxed));
+        // Points of one stream are in the order of their words.
+        let is_noted = before != 0
+            && StreamPoint::from_bits(before).has_stream_of(point)
+            && (before >= now
+                || block.latest.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+        if !is_noted {
+            block.note_stream(stream, point);
         }
         if is_write && !block.is_changed.load(Ordering::Relaxed) {
             block.is_changed.store(true, Ordering::Relaxed);
@@ -199,17 +207,22 @@ impl SpillableBlock {
 
     /// Records an operation that has been queued, with the blocks that it uses and writes. The blocks of the pool that the first belongs to
     /// may move in this call.
-    pub fn note_operation<'a>(uses: impl IntoIterator<Item = (&'a Self, bool)>) {
+    pub fn note_operation<'a>(stream: &Stream, uses: impl IntoIterator<Item = (&'a Self, bool)>) {
         let mut spiller: Option<&Arc<Spiller>> = None;
-        let mut noted = Vec::new();
+        let (mut noted, mut pool) = (Vec::new(), None);
         for (block, is_write) in uses {
             let first = spiller.get_or_insert(&block.0.spiller);
             if Arc::ptr_eq(first, &block.0.spiller) {
+                pool.get_or_insert(&block.0.pool);
                 noted.push(SpillUse { array: block.0.number, is_write });
             }
         }
-        if let Some(spiller) = spiller.filter(|spiller| spiller.is_active()) {
-            spiller.note_operation(&noted);
+        let Some(spiller) = spiller.filter(|spiller| spiller.is_active()) else { return };
+        // Copies wait for this operation, and not for what is queued after it.
+        let _marked = stream.mark();
+        spiller.note_operation(&noted);
+        if let Some(pool) = pool {
+            spiller.keep_reserve(pool);
         }
     }
 
@@ -258,7 +271,7 @@ impl SpillableBlock {
         let block = self.0.places.lock().device.take();
         match block {
             Some(block) => Ok(block),
-            None => Err((PoolError::Device(gpumem_device::DeviceError::Forked), self)),
+            None => Err((PoolError::Device(DeviceError::Forked), self)),
         }
     }
 }
@@ -283,6 +296,38 @@ impl Movable {
         !self.is_changed.load(Ordering::Relaxed)
     }
 
+    /// Notes a use on a stream, or a later one, and keeps the latest of the stream before.
+    #[cold]
+    fn note_stream(&self, stream: &Stream, point: StreamPoint) {
+        let mut places = self.places.lock();
+        if let Some(block) = &places.device {
+            block.record_use(stream);
+        }
+        let mut before = self.latest.load(Ordering::Relaxed);
+        loop {
+            let (other, now) = (StreamPoint::from_bits(before), point.to_bits());
+            let is_same = before != 0 && other.has_stream_of(point);
+            let next = if is_same { before.max(now) } else { now };
+            match self.latest.compare_exchange(before, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) if is_same || before == 0 => return,
+                Ok(_) => {
+                    places.points.retain(|kept| !kept.has_stream_of(other) && !kept.has_stream_of(point));
+                    places.points.push(other);
+                    return;
+                }
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    /// Makes a stream wait, on the device, for all uses of the device memory. No call uses the block.
+    fn order(&self, stream: &Stream) -> Result<(), PoolError> {
+        let points = self.places.lock().points.clone();
+        let words = [&self.latest, &self.arrived].map(|word| word.load(Ordering::Acquire));
+        let latest = words.into_iter().filter(|word| *word != 0).map(StreamPoint::from_bits);
+        wait_for_all(stream, latest.chain(points))
+    }
+
     pub(super) fn is_away(&self) -> bool {
         self.places.lock().device.is_none()
     }
@@ -298,7 +343,12 @@ impl Movable {
 
     /// Copies the contents to the host, behind all uses. No call uses the block.
     pub(super) fn save(&self, host: &Pool, down: &Stream) -> Result<(), PoolError> {
-        let kept = self.places.lock().host.take();
+        let (kept, saved) = {
+            let mut places = self.places.lock();
+            (places.host.take(), places.saved.take())
+        };
+        self.order(down)?;
+        wait_for_all(down, saved)?;
         // Outside the lock: a reclaim callback of the program may use this block.
         let mut to = match kept {
             Some(kept) => kept,
@@ -306,19 +356,30 @@ impl Movable {
         };
         let mut places = self.places.lock();
         let Some(device) = &places.device else { return Ok(()) };
-        to.copy_from(0, device, 0..self.size_bytes, down)?;
+        to.copy_from_ordered(device, down)?;
         let _marked = down.mark();
-        places.host = Some(to);
+        (places.host, places.saved) = (Some(to), Some(down.point()));
         self.is_changed.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    pub(super) fn free_device_memory(&self) {
-        let freed = self.places.lock().device.take();
-        drop(freed);
+    /// Frees the device memory behind a stream, which is made to wait for all uses. The contents are saved, or there are none.
+    pub(super) fn free_device_memory(&self, behind: &Stream) -> Result<(), PoolError> {
+        self.order(behind)?;
+        // Later work of the stream does not delay the memory.
+        let _marked = behind.mark();
+        let freed = {
+            let mut places = self.places.lock();
+            places.points.clear();
+            places.device.take()
+        };
+        if let Some(freed) = freed {
+            freed.free_behind(behind);
+        }
         self.address.store(0, Ordering::Release);
-        self.noted.store(0, Ordering::Relaxed);
+        self.latest.store(0, Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Allocates memory and fills it from the host. Returns the copied bytes. In a turn.
@@ -335,7 +396,8 @@ impl Movable {
         }
         let mut copied_bytes = 0;
         if let Some(host) = &places.host {
-            block.copy_from(0, host, 0..self.size_bytes, up)?;
+            wait_for_all(up, places.saved)?;
+            block.copy_from_ordered(host, up)?;
             copied_bytes = self.size_bytes;
         }
         let _marked = up.mark();
@@ -388,3 +450,15 @@ impl Drop for SpillPin {
 }
 
 debug_fields!(SpillableBlock, it, size_bytes: it.0.size_bytes);
+
+/// Makes a stream wait for points, on the device.
+fn wait_for_all(stream: &Stream, points: impl IntoIterator<Item = StreamPoint>) -> Result<(), PoolError> {
+    for point in points {
+        if !stream.wait_for_point_outside_captures(point)? {
+            // Work of another library's stream without a marker.
+            let stream = stream.clocks().stream_in(point.stream_index());
+            return Err(PoolError::Device(DeviceError::Stream(StreamError::NotOrdered { stream })));
+        }
+    }
+    Ok(())
+}

@@ -71,7 +71,8 @@ pub(crate) struct SpillPlan {
     sequences: HashMap<u64, u64>,
     /// The operation at which all recorded ones were read last.
     read_ahead_at: u64,
-    /// The largest sum of sizes of an operation's arrays.
+    /// The largest array, and the largest sum of sizes of an operation's arrays.
+    largest_array_bytes: u64,
     largest_bytes: u64,
     /// Early returns that were used in time, and those that were not, with the older ones counted less.
     early_right: f64,
@@ -89,6 +90,7 @@ impl SpillPlan {
         };
         self.arrays.insert(array, known);
         self.resident_bytes += size_bytes;
+        self.largest_array_bytes = self.largest_array_bytes.max(size_bytes);
     }
 
     pub(crate) fn remove(&mut self, array: u64) {
@@ -196,8 +198,8 @@ impl SpillPlan {
         }
     }
 
-    /// Arrays whose contents should move out, the best first, until at least `size_bytes` are free, and a reserve for the next requests:
-    /// those that are not expected within `nearest` operations. `cost` is the relative cost of a move, and `None` for an array that must stay.
+    /// Arrays whose contents should move out, the best first, until at least `size_bytes` are free: those that are not expected within
+    /// `nearest` operations. `cost` is the relative cost of a move, and `None` for an array that must stay.
     pub(crate) fn victims(
         &self,
         size_bytes: u64,
@@ -213,15 +215,13 @@ impl SpillPlan {
             .collect();
         // Ties are broken by number, so that runs repeat.
         candidates.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
-        let reserve_bytes = (self.resident_bytes / RESERVE_DIVISOR).min(self.away_bytes / EXCESS_DIVISOR);
         let mut chosen_bytes = 0;
-        let chosen = candidates.into_iter().take_while(|(distance, _, bytes)| {
+        let needed = candidates.into_iter().take_while(|(_, _, bytes)| {
             let is_needed = chosen_bytes < size_bytes;
             chosen_bytes += bytes;
-            let is_reserve = *distance > RESERVE_DISTANCE && chosen_bytes <= size_bytes + reserve_bytes;
-            is_needed || nearest == 0 && is_reserve
+            is_needed
         });
-        chosen.map(|(_, array, _)| array).collect()
+        needed.map(|(_, array, _)| array).collect()
     }
 
     /// Arrays that should return now, the one that is used first comes first. None while expectations were wrong.
@@ -239,6 +239,12 @@ impl SpillPlan {
             is_first || sum_bytes <= window_bytes
         });
         fitting.collect()
+    }
+
+    /// The memory that should be free for the next requests: an array or a few, and little beside what is missing.
+    pub(crate) fn reserve_bytes(&self) -> u64 {
+        let reserve_bytes = (self.resident_bytes / RESERVE_DIVISOR).max(self.largest_array_bytes);
+        reserve_bytes.min(self.away_bytes / EXCESS_DIVISOR)
     }
 
     /// How many operations ahead the next use of an array is expected; `None` without an expectation.
@@ -371,5 +377,3 @@ const WINDOW_BYTES_MIN: u64 = 256 << 20;
 const WINDOW_DIVISOR: u64 = 8;
 const RESERVE_DIVISOR: u64 = 32;
 const EXCESS_DIVISOR: u64 = 4;
-/// What is expected within as many operations is not moved for the reserve.
-const RESERVE_DISTANCE: f64 = 32.0;
