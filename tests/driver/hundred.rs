@@ -104,6 +104,7 @@ fn on_host(module: &Module, name: &str, input: &[u32]) -> Vec<u32> {
         seed: 3,
         steps_max: 1 << 30,
         checks: Checks { races: true, uninitialised: true },
+        cores: 1,
     };
     let outcome = module.entry(name).unwrap().run(launch, &memory).unwrap();
     assert_eq!((outcome.mistake, outcome.hazards), (None, Vec::new()), "{name}");

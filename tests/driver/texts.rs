@@ -112,6 +112,7 @@ fn on_host(module: &Module, number: usize, input: &[u64]) -> Vec<u64> {
         seed: 1,
         steps_max: 1 << 20,
         checks: Checks { races: true, uninitialised: true },
+        cores: 1,
     };
     let outcome = entry.run(launch, &buffers).unwrap();
     assert_eq!((outcome.mistake, outcome.hazards), (None, Vec::new()), "k{number}");

@@ -1,13 +1,14 @@
 //! Kernels on one core: thread-instructions per second, and the time of tinygrad's PTX emulator on the same texts.
 //!
-//! `cargo bench -p gpumem-ptx --bench kernels`; with `-- --rows`, in the format of `cargo xtask bench`; with `--quick`, small kernels. For
-//! the peer, `TINYGRAD_EMULATOR` names its file `test/mockgpu/nv/emu.py`, and `PYTHON` a Python with NumPy (default `python3`).
+//! `cargo bench -p gpumem-ptx --bench kernels`; with `-- --rows`, in the format of `cargo xtask bench`; with `--quick`, small kernels; with
+//! `--cores`, on all cores. For the peer, `TINYGRAD_EMULATOR` names its file `test/mockgpu/nv/emu.py`, and `PYTHON` a Python with NumPy (default `python3`).
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
 use gpumem_ptx::{Checks, DeviceMemory, Launch, Module, Region};
 use std::cell::Cell;
 use std::error::Error;
+use std::num::NonZeroUsize;
 use std::process::Command;
 use std::time::Instant;
 
@@ -72,15 +73,18 @@ impl DeviceMemory for Memory {
 fn main() -> Result<(), Box<dyn Error>> {
     let has = |option: &str| std::env::args().any(|arg| arg == option);
     let is_quick = has("--quick");
+    let all = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let cores = if has("--cores") { all } else { 1 };
     if !has("--rows") {
+        let title = if cores == 1 { "on one core".into() } else { format!("on {cores} cores") };
         println!(
             "{:<40} {:>16} {:>10} {:>14} {:>7}",
-            "on one core", "M instructions/s", "ms", "tinygrad, ms", "ratio"
+            title, "M instructions/s", "ms", "tinygrad, ms", "ratio"
         );
     }
     for work in &WORKS {
         let threads = if is_quick { work.threads.min(1 << 12) } else { work.threads };
-        let (instructions, seconds) = measured(work, threads)?;
+        let (instructions, seconds) = measured(work, threads, cores)?;
         let rate = instructions / seconds / 1e6;
         if has("--rows") {
             println!("row\tptx/{}/1\t{rate}\tMop/s", work.name);
@@ -97,7 +101,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// The instructions of all threads, and the seconds of the best round.
-fn measured(work: &Work, threads: u32) -> Result<(f64, f64), Box<dyn Error>> {
+fn measured(work: &Work, threads: u32, cores: usize) -> Result<(f64, f64), Box<dyn Error>> {
     let module = Module::parse(work.body)?;
     let entry = module.entry("k").ok_or("there is no kernel")?;
     let words = |f: fn(usize) -> f32| (0..WORDS).flat_map(move |at| f(at).to_le_bytes()).map(Cell::new);
@@ -114,6 +118,7 @@ fn measured(work: &Work, threads: u32) -> Result<(f64, f64), Box<dyn Error>> {
         seed: 1,
         steps_max: u64::MAX,
         checks: Checks::default(),
+        cores,
     };
     let mut best = f64::MAX;
     let mut steps = 0;

@@ -20,6 +20,7 @@ use crate::program::{
 use crate::syntax::{
     DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type,
 };
+use core::sync::atomic::AtomicBool;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -91,6 +92,7 @@ pub(crate) fn lower(
         lower.function(next, function).map_err(|error| LinkError { input, error })?;
         next += 1;
     }
+    lower.program.find_blocks_apart();
     Ok(lower.program)
 }
 
@@ -150,6 +152,8 @@ impl<'s, 't> Lower<'s, 't> {
                 sites: 0,
                 source_lines: Vec::new(),
                 files: source.files.iter().map(|(number, name)| (*number, name.to_string())).collect(),
+                is_of_blocks_apart: false,
+                is_on_one_core: AtomicBool::new(false),
             },
             queue: Vec::new(),
             routines: HashMap::new(),

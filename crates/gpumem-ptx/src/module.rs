@@ -263,6 +263,11 @@ impl Entry {
         self.program.as_ref().err()
     }
 
+    #[cfg(test)]
+    pub(crate) fn program(&self) -> Option<&Program> {
+        self.program.as_ref().ok()
+    }
+
     /// Runs a launch up to the first mistake.
     ///
     /// # Errors
@@ -326,6 +331,7 @@ mod tests {
                 seed: 3,
                 steps_max: 1 << 20,
                 checks: Checks::default(),
+                cores: 1,
             };
             let mut run = Run::new(program, launch, &NoMemory);
             let mistake = run.blocks().unwrap().mistake;

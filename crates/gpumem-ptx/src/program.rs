@@ -4,6 +4,7 @@ use crate::number::Alu;
 use crate::number::matrix::{Fragment, Product};
 use crate::syntax::{SourceFile, Type};
 use core::ops::Range;
+use core::sync::atomic::AtomicBool;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -462,9 +463,27 @@ pub(crate) struct Program {
     pub(crate) source_lines: Vec<(u32, Option<(SourceFile, u32)>)>,
     /// The names of the files.
     pub(crate) files: HashMap<SourceFile, String>,
+    /// No instruction is for other blocks, or shows when it runs.
+    pub(crate) is_of_blocks_apart: bool,
+    /// A launch could not run its blocks on several cores.
+    pub(crate) is_on_one_core: AtomicBool,
 }
 
 impl Program {
+    /// Looks for instructions that are for other blocks, or show when they run.
+    pub(crate) fn find_blocks_apart(&mut self) {
+        let is_for_others = |access: &Access| {
+            access.order.is_strong && matches!(access.space, Memory::Global | Memory::Generic)
+        };
+        let is_apart = |op: &Op| match op {
+            Op::Atomic { at, .. } => at.space == Memory::Shared,
+            Op::Load { from: access, .. } | Op::Store { to: access, .. } => !is_for_others(access),
+            Op::Fence(order) => order.scope == Scope::Block,
+            Op::Print { .. } | Op::Clock { .. } => false,
+            _ => true,
+        };
+        self.is_of_blocks_apart = self.steps.iter().all(|step| is_apart(&step.op));
+    }
     /// The line of the source that a step comes from, if the text says it: `kernel.cu:12`.
     pub(crate) fn source_line(&self, step: u32) -> Option<String> {
         let behind = self.source_lines.partition_point(|(first, _)| *first <= step);

@@ -1,8 +1,11 @@
-//! Runs a kernel: blocks one after the other, in an order that the seed chooses; the warps of a block in turns, until each waits.
+//! Runs a kernel: blocks one after the other, in an order that the seed chooses; the warps of a block in turns, until each waits. Of a large
+//! launch, blocks run on several cores if the outcome is the same (`cores.rs`).
 
 mod access;
 mod block;
 mod call;
+mod copied;
+mod cores;
 mod follow;
 mod group;
 mod matrix;
@@ -18,6 +21,7 @@ use crate::program::{Constant, Program, SHARED_GAP_BYTES};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 
 /// A launch of a kernel.
@@ -39,6 +43,8 @@ pub struct Launch<'l> {
     pub steps_max: u64,
     /// What else is looked for.
     pub checks: Checks,
+    /// The most cores on which blocks run at the same time. The outcome is the same for each number.
+    pub cores: usize,
 }
 
 /// What a launch did.
@@ -146,6 +152,9 @@ impl Run<'_> {
     pub(crate) fn blocks(&mut self) -> Option<KernelMistake> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
         let order = Order::new(total, self.next_random());
+        let is_apart = self.program.is_of_blocks_apart && self.checker.is_none();
+        let is_on_one_core = self.launch.cores < 2 || self.program.is_on_one_core.load(Ordering::Relaxed);
+        let mut may_spread = is_apart && !is_on_one_core;
         let mut started = 0;
         let mut waiting: VecDeque<RunningBlock> = VecDeque::new();
         let mut spare = Vec::new();
@@ -157,8 +166,19 @@ impl Run<'_> {
                 _ => 16,
             };
             let has_room = !spare.is_empty() || self.held_bytes < HELD_BYTES_MAX;
+            // The first block shows how many steps the others will take. It runs alone, on one core, too, so that the order is the same.
+            let is_first_alone = is_apart && started == 1 && self.steps < FIRST_STEPS_MAX;
             let is_new_wanted = waiting.is_empty()
-                || has_room && waiting.len() < RESIDENT_MAX && self.next_random().is_multiple_of(one_in);
+                || has_room
+                    && !is_first_alone
+                    && waiting.len() < RESIDENT_MAX
+                    && self.next_random().is_multiple_of(one_in);
+            if may_spread && waiting.is_empty() && cores::is_worth_it(self.steps, started, total) {
+                may_spread = false;
+                if cores::spread(self, &order, started) {
+                    return None;
+                }
+            }
             let mut block = match waiting.pop_front() {
                 Some(block) if started == total || !is_new_wanted => block,
                 popped => {
@@ -183,13 +203,10 @@ impl Run<'_> {
         }
     }
 
-    /// A pseudo-random number (splitmix64 by Steele, Lea and Flood).
+    /// A pseudo-random number. The generator is splitmix64 by Steele, Lea and Flood.
     pub(crate) fn next_random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        mixed(self.random)
     }
 
     fn outcome(self, mistake: Option<KernelMistake>) -> Outcome {
@@ -206,6 +223,13 @@ impl Run<'_> {
             mistake,
         }
     }
+}
+
+/// The output of splitmix64 for a state.
+pub(crate) fn mixed(mut state: u64) -> u64 {
+    state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
 }
 
 /// An order of the numbers below `total`: each step goes on by the same distance, which has no factor in common with `total`.
@@ -228,12 +252,34 @@ impl Order {
     fn at(&self, index: u64) -> u64 {
         ((u128::from(self.start) + u128::from(index) * u128::from(self.step)) % u128::from(self.total)) as u64
     }
+
+    /// The number by which a distance is divided to find the index of a number: `step * inverse` is 1 in the arithmetic modulo `total`.
+    fn inverse(&self) -> u64 {
+        let total = i128::from(self.total);
+        // Euclid's algorithm, which also keeps how often `step` is in each rest.
+        let (mut rest, mut next) = (total, i128::from(self.step) % total);
+        let (mut times, mut next_times) = (0, 1);
+        while next != 0 {
+            let quotient = rest / next;
+            (rest, next) = (next, rest - quotient * next);
+            (times, next_times) = (next_times, times - quotient * next_times);
+        }
+        times.rem_euclid(total) as u64
+    }
+
+    /// The index at which a number comes.
+    fn index_of(&self, number: u64, inverse: u64) -> u64 {
+        let distance = u128::from((number + self.total - self.start) % self.total);
+        (distance * u128::from(inverse) % u128::from(self.total)) as u64
+    }
 }
 
 fn greatest_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
+/// The steps after which the first block of a launch, if it has not ended, may be waiting for another one.
+const FIRST_STEPS_MAX: u64 = 1 << 24;
 /// The blocks that usually run at the same time, if they run for long.
 const RESIDENT: usize = 64;
 /// Once running blocks hold this many bytes, others seldom begin. They still do, because in a correct program a block may wait for all others.
@@ -255,6 +301,8 @@ mod tests {
                 let mut found: Vec<u64> = (0..total).map(|index| order.at(index)).collect();
                 found.sort_unstable();
                 assert!(found.into_iter().eq(0..total), "{total} {random}");
+                let inverse = order.inverse();
+                assert!((0..total).all(|index| order.index_of(order.at(index), inverse) == index));
             }
         }
     }

@@ -240,7 +240,12 @@ impl<'r> Run<'r> {
 
     /// Finds the region of an address among the known ones, or asks the memory for it.
     #[cold]
-    fn fetch(&mut self, address: u64, size_bytes: u64, is_write: bool) -> Result<Region<'r>, Mistake> {
+    pub(crate) fn fetch(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+        is_write: bool,
+    ) -> Result<Region<'r>, Mistake> {
         let index = self.regions.partition_point(|region| region.start <= address);
         let fits =
             |region: &Region<'r>| holds(region, address, size_bytes) && (region.is_writable || !is_write);

@@ -5,7 +5,7 @@ use crate::number::LANES;
 use crate::program::{BarrierKind, Op, Vote};
 use crate::run::group::Waiting;
 use crate::run::warp::{Pause, Warp, bits};
-use crate::run::{Run, Stopped};
+use crate::run::{Run, Stopped, mixed};
 use core::cell::Cell;
 
 /// A block that has started.
@@ -18,6 +18,8 @@ pub(crate) struct RunningBlock {
     barriers: [Arrivals; BARRIERS],
     /// The warp that runs first in the next round.
     first: usize,
+    /// Random numbers of its own, so that its warps run in the same order on whatever core and after whatever blocks.
+    random: u64,
 }
 
 pub(crate) enum Progress {
@@ -42,7 +44,7 @@ pub(crate) const BARRIERS: usize = 16;
 
 /// The steps of a warp in a turn, and of a block.
 const WARP_TURN: u64 = 2_000;
-const BLOCK_TURN: u64 = 20_000;
+pub(crate) const BLOCK_TURN: u64 = 20_000;
 
 impl Arrivals {
     pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, (voters, no): (u32, u32)) {
@@ -68,8 +70,10 @@ impl RunningBlock {
             warps: (0..count).map(|_| Warp::default()).collect(),
             barriers: [Arrivals::default(); BARRIERS],
             first: 0,
+            random: 0,
         });
         (block.number, block.place) = (number, place);
+        block.random = mixed(run.launch.seed.wrapping_add(mixed(number + 1)));
         block.barriers = [Arrivals::default(); BARRIERS];
         block.shared.clear();
         let shared_bytes = run.shared.last().map_or(0, |last| last.end);
@@ -87,6 +91,13 @@ impl RunningBlock {
 
     /// Runs the block until it is done, or has run for long.
     pub(crate) fn run(&mut self, run: &mut Run<'_>) -> Result<Progress, Stopped> {
+        core::mem::swap(&mut self.random, &mut run.random);
+        let progress = self.turn(run);
+        core::mem::swap(&mut self.random, &mut run.random);
+        progress
+    }
+
+    fn turn(&mut self, run: &mut Run<'_>) -> Result<Progress, Stopped> {
         let end = run.steps + BLOCK_TURN;
         if let Some(checker) = &mut run.checker {
             checker.enter(self.number);

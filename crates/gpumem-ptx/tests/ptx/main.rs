@@ -5,6 +5,7 @@
 
 mod checks;
 mod control;
+mod cores;
 mod hostile;
 mod link;
 mod matrix;

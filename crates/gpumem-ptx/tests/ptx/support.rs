@@ -66,6 +66,7 @@ pub(crate) fn launch(parameters: &[u8], grid: u32, block: u32) -> Launch<'_> {
         seed: 7,
         steps_max: 1 << 24,
         checks: Checks::default(),
+        cores: 1,
     }
 }
 

@@ -14,8 +14,9 @@ use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
 use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind, KernelPlace};
 use gpumem_ptx::{KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 impl Machine {
     pub(crate) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
@@ -86,6 +87,7 @@ impl Machine {
                 races: self.config.is_looking_inside_kernels,
                 uninitialised: self.races.as_ref().is_some_and(|races| races.is_unwritten_wanted),
             },
+            cores: cores(),
         };
         // A panic must not unwind through the driver, which would keep the operation for ever.
         let ran = catch_unwind(AssertUnwindSafe(|| queued.body.entry().run(wish, &memory)));
@@ -254,6 +256,13 @@ fn place_of(kernel: &Arc<str>, mistake: &KernelMistake) -> KernelPlace {
     };
     let source_line = mistake.source_line.clone();
     KernelPlace { kernel: Arc::clone(kernel), line, source_line, block, thread, address }
+}
+
+/// The cores of this machine that the process may use.
+fn cores() -> usize {
+    static CORES: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
+    *CORES
 }
 
 /// The steps of warps after which a kernel that does not end is stopped: minutes.
