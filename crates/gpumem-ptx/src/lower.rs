@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod control;
+mod forms;
 mod matrix;
 mod memory;
 mod modifiers;
@@ -363,6 +364,7 @@ impl<'s, 't> Lower<'s, 't> {
         if instruction.opcode.starts_with('.') {
             return Err(self.unknown(instruction));
         }
+        forms::check(instruction)?;
         if !(self.memory(instruction, modifiers.clone())?
             || self.control(instruction, modifiers.clone())?
             || self.warp(instruction, modifiers.clone())?

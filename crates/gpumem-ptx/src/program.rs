@@ -261,6 +261,9 @@ pub(crate) struct Barrier {
     pub(crate) is_aligned: bool,
 }
 
+/// The barriers of a block.
+pub(crate) const BARRIERS: u64 = 16;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BarrierKind {
     Wait,

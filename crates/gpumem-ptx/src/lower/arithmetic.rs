@@ -467,6 +467,9 @@ impl<'s, 't> Lower<'s, 't> {
             self.chain(positive.into_iter().collect(), Slot::Register(pair), to);
             return Ok(());
         }
+        if instruction.operands.len() != 2 {
+            return Err(self.wrong("2 operands are expected"));
+        }
         let mut input = self.wide_value(self.operand(instruction, 1)?, from_type)?;
         if is_flushing && from_type == Type::F32 {
             input = self.step(alu!(|a: f32| float::nan_32(float::flushed(a))), input);

@@ -3,8 +3,9 @@
 use super::modifiers::Modifiers;
 use super::{Jump, Lower, Result};
 use crate::error::short;
+use crate::number::LANES;
 use crate::program::{
-    Access, Assertion, Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote,
+    Access, Assertion, BARRIERS, Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote,
 };
 use crate::syntax::{Formal, Instruction, Operand, Space, Type};
 
@@ -32,6 +33,7 @@ impl<'s, 't> Lower<'s, 't> {
                 let Operand::Symbol(name, 0) = self.operand(instruction, 1)? else {
                     return Err(self.wrong("a list of labels is expected"));
                 };
+                self.listed(instruction, name)?;
                 self.jump(instruction, name);
                 self.push(Op::BranchTable { targets: [].into(), index });
             }
@@ -54,6 +56,14 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(true)
     }
 
+    /// Checks that a list comes before the instruction that names it.
+    fn listed(&self, instruction: &Instruction<'t>, name: &'t str) -> Result<()> {
+        match self.find(&self.lists, name, instruction.scope) {
+            Some(_) => Ok(()),
+            None => Err(self.wrong(format!("there is no list `{}` before it", short(name)))),
+        }
+    }
+
     /// Sets the target of the next step when all labels are known.
     fn jump(&mut self, instruction: &Instruction<'t>, name: &'t str) {
         let (step, scope, place) = (self.program.steps.len(), instruction.scope, instruction.place);
@@ -68,10 +78,21 @@ impl<'s, 't> Lower<'s, 't> {
             _ => &[],
         };
         let function = operands.next().ok_or_else(|| self.wrong("the function is missing"))?;
-        let arguments: &[Operand<'t>] = match operands.next() {
+        let arguments: &[Operand<'t>] = match operands.next_if(|operand| matches!(operand, Operand::List(_)))
+        {
             Some(Operand::List(arguments)) => arguments,
             _ => &[],
         };
+        // What a pointer points to: a prototype, or a list of functions.
+        let listed = operands.next();
+        if operands.next().is_some() || listed.is_some() && matches!(function, Operand::Symbol(..)) {
+            return Err(self.wrong("the call has too many operands"));
+        }
+        match listed {
+            None => {}
+            Some(Operand::Symbol(name, 0)) => self.listed(instruction, name)?,
+            Some(_) => return Err(self.wrong("the name of a prototype is expected")),
+        }
         let (target, formals) = match function {
             Operand::Symbol(name, 0) => {
                 let number = self.names.function(self.current().unit, name);
@@ -212,9 +233,20 @@ impl<'s, 't> Lower<'s, 't> {
             (if kind == "sync" { BarrierKind::Wait } else { BarrierKind::Arrive }, 0)
         };
         modifiers.finish()?;
-        let number = self.value(self.operand(instruction, first)?, Type::U32)?;
+        let number = self.operand(instruction, first)?;
         operands.next();
-        let count: Option<Slot> = match operands.next() {
+        let count = operands.next();
+        if matches!(number, Operand::Integer(number) if *number >= BARRIERS) {
+            return Err(self.wrong(format!("a block has barriers from 0 to {}", BARRIERS - 1)));
+        }
+        let is_arrive = matches!(kind, BarrierKind::Arrive);
+        if let Some(Operand::Integer(count)) = count
+            && (!count.is_multiple_of(LANES as u64) || *count == 0 && is_arrive)
+        {
+            return Err(self.wrong(format!("{count} threads are no whole warps")));
+        }
+        let number = self.value(number, Type::U32)?;
+        let count: Option<Slot> = match count {
             Some(operand) => Some(self.value(operand, Type::U32)?),
             None => None,
         };

@@ -39,7 +39,8 @@ impl<'s, 't> Lower<'s, 't> {
         let (first, second) = match operand {
             Operand::Pair(first, second) => (*first, *second),
             Operand::Register(register) => (Some(*register), None),
-            _ => (None, None),
+            Operand::Sink => (None, None),
+            _ => return Err(self.wrong("the target is no register")),
         };
         for (register, of) in [(first, of), (second, Type::Pred)] {
             if register.is_some_and(|register| !of.is_of_register(self.register_type(register))) {

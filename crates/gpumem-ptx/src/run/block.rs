@@ -2,7 +2,7 @@
 
 use crate::fault::{Mistake, place};
 use crate::number::LANES;
-use crate::program::{BarrierKind, Op, Vote};
+use crate::program::{BARRIERS, BarrierKind, Op, Vote};
 use crate::run::group::Waiting;
 use crate::run::warp::{Pause, Warp, bits};
 use crate::run::{Run, Stopped, mixed};
@@ -15,7 +15,7 @@ pub(crate) struct RunningBlock {
     pub(crate) place: [u32; 3],
     shared: Vec<Cell<u8>>,
     warps: Vec<Warp>,
-    barriers: [Arrivals; BARRIERS],
+    barriers: [Arrivals; BARRIERS as usize],
     /// The warp that runs first in the next round.
     first: usize,
     /// Random numbers of its own, so that its warps run in the same order on whatever core and after whatever blocks.
@@ -38,9 +38,6 @@ pub(crate) struct Arrivals {
     yes: u32,
     no: u32,
 }
-
-/// The barriers of a block.
-pub(crate) const BARRIERS: usize = 16;
 
 /// The steps of a warp in a turn, and of a block.
 const WARP_TURN: u64 = 2_000;
@@ -68,13 +65,13 @@ impl RunningBlock {
             place,
             shared: Vec::new(),
             warps: (0..count).map(|_| Warp::default()).collect(),
-            barriers: [Arrivals::default(); BARRIERS],
+            barriers: [Arrivals::default(); BARRIERS as usize],
             first: 0,
             random: 0,
         });
         (block.number, block.place) = (number, place);
         block.random = mixed(run.launch.seed.wrapping_add(mixed(number + 1)));
-        block.barriers = [Arrivals::default(); BARRIERS];
+        block.barriers = [Arrivals::default(); BARRIERS as usize];
         block.shared.clear();
         let shared_bytes = run.shared.last().map_or(0, |last| last.end);
         block.shared.resize(shared_bytes as usize, Cell::new(0));
@@ -140,7 +137,7 @@ impl RunningBlock {
     fn release(&mut self, run: &mut Run<'_>) -> bool {
         let alive: u32 = self.warps.iter().map(|warp| warp.alive().count_ones()).sum();
         let mut is_released = false;
-        for number in 0..BARRIERS {
+        for number in 0..BARRIERS as usize {
             let Arrivals { threads, expected, yes, no } = self.barriers[number];
             if threads == 0 || threads < expected.unwrap_or(alive) {
                 continue;

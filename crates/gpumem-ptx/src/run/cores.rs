@@ -244,6 +244,7 @@ fn are_apart<'t>(groups: impl Iterator<Item = &'t Touched> + Clone) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "accesses are lists of ranges")]
 mod tests {
     use super::*;
     use crate::check::Checks;

@@ -248,7 +248,10 @@ proptest! {
 
 #[test]
 fn modifiers_and_types_that_an_instruction_does_not_have_are_refused() {
-    let error = |line: &str| module(&kernel(line)).entry("k").unwrap().unsupported().map(ToString::to_string);
+    let error = |line: &str| match Module::parse(&format!(".version 8.0\n.target sm_80\n{}", kernel(line))) {
+        Ok(module) => module.entry("k").unwrap().unsupported().map(ToString::to_string),
+        Err(error) => Some(error.to_string()),
+    };
     for line in [
         "membar.gl;",
         "membar.cta;",
@@ -296,5 +299,78 @@ fn modifiers_and_types_that_an_instruction_does_not_have_are_refused() {
     ] {
         let found = error(line).unwrap_or_else(|| panic!("{line}"));
         assert!(found.contains(line.split([' ', ';']).next().unwrap()), "{line}: {found}");
+    }
+}
+
+/// NVIDIA's assembler (13.0) refuses the first list and takes the second.
+#[test]
+fn forms_that_no_instruction_has() {
+    let found = |line: &str| {
+        let text = kernel(&format!(".reg .b16 %b; .shared .align 16 .b8 s[64]; {line}"));
+        let module = Module::parse(&format!(".version 8.0\n.target sm_80\n{text}"));
+        module.map(|module| assert_eq!(module.entry("k").unwrap().unsupported(), None, "{line}"))
+    };
+    for (line, why) in [
+        ("shl.u32 %r0, %r1, 2;", "`shl.u32` has no type `.u32`"),
+        ("and.s32 %r0, %r1, %r2;", "`and.s32` has no type `.s32`"),
+        ("add.b32 %r0, %r1, %r2;", "`add.b32` has no type `.b32`"),
+        ("bfi.u32 %r0, %r1, %r2, 1, 2;", "`bfi.u32` has no type `.u32`"),
+        ("lop3.b32 %r0, %r1, %r2, %r3, 1, %r4;", "`lop3.b32` does not have 6 operands"),
+        ("mov.u32 %r0, %r1, %r2;", "`mov.u32` does not have 3 operands"),
+        ("cvt.u32.u64 %r0, %rd1, %r2;", "2 operands are expected"),
+        ("ret 1;", "`ret` does not have 1 operand"),
+        ("add.sat.u32 %r0, %r1, %r2;", "`add.sat.u32` has no modifier `.sat` for `.u32`"),
+        ("add.rz.f16 %h0, %h1, %h2;", "`add.rz.f16` has no modifier `.rz` for `.f16`"),
+        ("add.ftz.s32 %r0, %r1, %r2;", "`add.ftz.s32` has no modifier `.ftz` for `.s32`"),
+        ("add.rn.rz.f32 %f0, %f1, %f2;", "`add.rn.rz.f32` has several ways to round"),
+        ("add.u32.u32 %r0, %r1, %r2;", "`add.u32.u32` has several types"),
+        ("bar.sync 16;", "a block has barriers from 0 to 15"),
+        ("barrier.sync 99, 64;", "a block has barriers from 0 to 15"),
+        ("bar.sync 0, 33;", "33 threads are no whole warps"),
+        ("bar.arrive 0, 0;", "0 threads are no whole warps"),
+        ("bar.arrive 0;", "`bar.arrive` does not have 1 operand"),
+        ("bar.red.popc.u32 %r0, 0;", "`bar.red.popc.u32` does not have 2 operands"),
+        ("shfl.sync.down.b32 0, %r1, 1, 31, -1;", "the target is no register"),
+        ("shfl.sync.down.b32 %r0, %r1, 1, 31;", "`shfl.sync.down.b32` does not have 4 operands"),
+        ("setp.eq.u32 %p0, %r0, %r1, %p1;", "`setp.eq.u32` does not have 4 operands"),
+        (
+            "ld.relaxed.global.u32 %r0, [%rd0];",
+            "`ld.relaxed.global.u32` has `.relaxed` only with one of `.cta`, `.cluster`, `.gpu`, `.sys`",
+        ),
+        (
+            "st.gpu.global.u32 [%rd0], %r0;",
+            "`st.gpu.global.u32` has `.gpu` only with one of `.relaxed`, `.acquire`, `.release`",
+        ),
+        ("ld.release.gpu.global.u32 %r0, [%rd0];", "`ld.release.gpu.global.u32` has no `.release`"),
+        (
+            "ld.volatile.local.u32 %r0, [%rd0];",
+            "`ld.volatile.local.u32` has no `.volatile` together with `.local`",
+        ),
+        ("ld.shared.global.u32 %r0, [%rd0];", "`ld.shared.global.u32` has several kinds of memory"),
+        ("ld.global.f16 %h0, [%rd0];", "`ld.global.f16` has no type `.f16`"),
+        ("atom.add.f16 %h0, [%rd0], %h1;", "`atom.add.f16` has `.f16` only with one of `.noftz`"),
+        ("mov.u32 %r0, 0; brx.idx %r0, T; A: ret; T: .branchtargets A;", "there is no list `T` before it"),
+        ("call %rd1, (), T; ret; T: .callprototype _ ();", "there is no list `T` before it"),
+    ] {
+        let refused = found(line).unwrap_err();
+        assert!(matches!(refused.what, PtxProblem::Syntax(_)), "{line}");
+        assert_eq!(refused.to_string().split_once(": ").unwrap().1, why, "{line}");
+    }
+    for line in [
+        "shl.b32 %r0, %r1, 2;",
+        "fma.rz.bf16 %h0, %h1, %h2, %h3;",
+        "addc.u16 %h0, %h1, %h2;",
+        "bar.sync 15, 64;",
+        "bar.cta.sync 0;",
+        "barrier.sync %r0, %r1;",
+        "shfl.sync.down.b32 _|%p0, %r1, 1, 31, -1;",
+        "atom.relaxed.global.add.u32 %r0, [%rd0], 1;",
+        "ld.global.L2::cache_hint.u32 %r0, [%rd0], %rd1;",
+        "st.weak.global.u32 [%rd0], %r0;",
+        "mov.u32 %r0, 0; T: .branchtargets A; brx.idx %r0, T; A: ret;",
+        "{ .reg .b32 %laneid; mov.u32 %laneid, 1; }",
+        "// naïve\nret;",
+    ] {
+        assert_eq!(found(line).err(), None, "{line}");
     }
 }

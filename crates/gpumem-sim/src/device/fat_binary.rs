@@ -100,7 +100,7 @@ impl<'a> Entry<'a> {
         };
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
         text.truncate(end);
-        String::from_utf8(text).map_err(|_| damaged())
+        characters(&text).map(Cow::into_owned).ok_or_else(damaged)
     }
 
     fn decompress(&self, run: impl FnOnce(&[u8], &mut [u8]) -> Option<usize>) -> Result<Vec<u8>, ImageError> {

@@ -54,9 +54,17 @@ pub(crate) fn text(image: &[u8]) -> Result<Cow<'_, str>, ImageError> {
         return fat_binary::text(image).map(Cow::Owned);
     }
     let end = image.iter().position(|byte| *byte == 0).unwrap_or(image.len());
-    let text = core::str::from_utf8(&image[..end]);
-    text.map(Cow::Borrowed)
-        .map_err(|_| ImageError::new(INVALID_IMAGE, "the image is neither PTX nor a fat binary"))
+    characters(&image[..end])
+        .ok_or_else(|| ImageError::new(INVALID_IMAGE, "the image is neither PTX nor a fat binary"))
+}
+
+/// The characters of a text. A comment may have bytes of any encoding: in place of those that are no UTF-8 there is a character that
+/// only comments may have.
+pub(crate) fn characters(bytes: &[u8]) -> Option<Cow<'_, str>> {
+    match String::from_utf8_lossy(bytes) {
+        Cow::Owned(text) if !text.contains(".version") => None,
+        text => Some(text),
+    }
 }
 
 /// Parses a text. Equal texts are parsed once, for as long as they are among the last few.
