@@ -4,8 +4,9 @@
 //! sizes, and then its contents. Nothing here reads outside of the image, whatever the sizes say.
 
 use crate::base::codes::{INVALID_IMAGE, NO_BINARY_FOR_GPU};
-use crate::device::image::{COMPUTE_CAPABILITY, ImageError};
+use crate::device::image::{COMPUTE_CAPABILITY, ImageError, characters};
 use ruzstd::decoding::FrameDecoder;
+use std::borrow::Cow;
 
 /// The PTX for the device: that of the highest compute capability that the device has.
 pub(crate) fn text(image: &[u8]) -> Result<String, ImageError> {

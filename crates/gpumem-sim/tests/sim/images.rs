@@ -351,3 +351,135 @@ proptest! {
         }
     }
 }
+
+/// Memory whose last bytes lie before memory that nobody may read.
+struct Guarded {
+    pages: *mut c_void,
+    bytes: usize,
+    image: *const c_void,
+}
+
+const GUARD_BYTES: usize = 64 << 10;
+
+impl Guarded {
+    fn new(image: &[u8]) -> Self {
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+        let before = image.len().next_multiple_of(GUARD_BYTES);
+        let bytes = before + GUARD_BYTES;
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory, of which the last part is made inaccessible before anything refers to it; the image fits before that part.
+        unsafe {
+            let pages = mmap_anonymous(null_mut(), bytes, flags, MapFlags::PRIVATE).unwrap();
+            mprotect(pages.byte_add(before), GUARD_BYTES, MprotectFlags::empty()).unwrap();
+            let start = pages.byte_add(before - image.len());
+            start.cast::<u8>().copy_from_nonoverlapping(image.as_ptr(), image.len());
+            Self { pages, bytes, image: start }
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, to which nothing refers any more.
+        unsafe { rustix::mm::munmap(self.pages, self.bytes).unwrap() };
+    }
+}
+
+/// Loads an image by all functions that take one without its size. Reads behind it would end the process.
+fn load_by_all(gpu: &Machine, image: &[u8]) {
+    let guarded = Guarded::new(image);
+    let in_wrapper = Wrapper { magic: 0x4662_43B1, version: 1, data: guarded.image.cast(), name: null_mut() };
+    let wrapped: *const c_void = (&raw const in_wrapper).cast();
+    let (mut module, mut library) = (null_mut(), null_mut());
+    let none = (null_mut(), null_mut(), null_mut(), null_mut());
+    for image in [guarded.image, wrapped] {
+        // SAFETY: pointers are to locals that outlive the calls; the image has as many bytes as its header says, or ends in NUL.
+        let codes = unsafe {
+            [
+                gpu.cuModuleLoadData(&mut module, image),
+                gpu.cuModuleLoadDataEx(&mut module, image, 0, null_mut(), null_mut()),
+                gpu.cuModuleLoadFatBinary(&mut module, image),
+                gpu.cuLibraryLoadData(&mut library, image, none.0, none.1, 0, none.2, none.3, 0),
+            ]
+        };
+        for code in codes.map(code) {
+            assert_ne!(code, CUresult::CUDA_ERROR_UNKNOWN, "a panic");
+        }
+    }
+}
+
+/// Fat binaries that say wrong sizes, each with as many bytes as its header states, or the header alone if it states none that can be.
+fn lying() -> impl Strategy<Value = Vec<u8>> {
+    // The fields of the header, and those of the first entry.
+    let field = prop::sample::select(vec![4, 6, 8, 16, 20, 24, 32, 36, 44, 56, 57, 72, 76]);
+    let number = prop_oneof![
+        any::<u64>(),
+        0_u64..2048,
+        prop::sample::select(vec![u64::MAX, u64::from(u32::MAX), 1 << 63, 1 << 31, (64 << 20) + 1, 64 << 20]),
+    ];
+    let change = (field, number, prop::sample::select(vec![2_usize, 4, 8]));
+    (damaged(), prop::collection::vec(change, 0..3)).prop_map(|(mut bytes, changes)| {
+        bytes.resize(bytes.len().max(96), 0);
+        for (at, number, len) in changes {
+            bytes[at..at + len].copy_from_slice(&number.to_le_bytes()[..len]);
+        }
+        bytes[..4].copy_from_slice(&PLAIN[..4]);
+        let header_bytes = u64::from(u16::from_le_bytes([bytes[6], bytes[7]]));
+        let stated = header_bytes.saturating_add(u64::from_le_bytes(bytes[8..16].try_into().unwrap()));
+        let is_sound = header_bytes >= 16 && stated <= 1 << 30;
+        bytes.resize(if is_sound { stated.min(1 << 20) as usize } else { 16 }, 0x5A);
+        // More than that would be a test of the host's memory.
+        if is_sound && stated > 1 << 20 {
+            bytes[8..16].copy_from_slice(&((1_u64 << 20) - header_bytes).to_le_bytes());
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory that nobody may read")]
+    fn no_more_is_read_than_a_header_states(bytes in lying()) {
+        load_by_all(&seeded(1), &bytes);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps memory that nobody may read")]
+fn no_more_is_read_than_an_image_has() {
+    let gpu = seeded(1);
+    for image in [PLAIN, LZ4, ZSTD, MIXED, NEWER, MACHINE_CODE] {
+        load_by_all(&gpu, image);
+    }
+    let text = b".version 8.0\n.target sm_80\n// the last line\0";
+    for image in [
+        &b"\0"[..],
+        b"\x7f\0",
+        b"\x7fEL\0",
+        b"\x50\xED\0",
+        b"\xB1\x43\0",
+        b"\xff\xfe\xfd\0",
+        b"\x7fELF",
+        text,
+    ] {
+        load_by_all(&gpu, image);
+    }
+}
+
+/// Comments come from a source, in whatever encoding that has.
+#[test]
+fn a_comment_may_have_bytes_that_are_no_characters() {
+    let gpu = seeded(1);
+    let load = |text: &[u8]| {
+        let text = std::ffi::CString::new(text).unwrap();
+        load(&gpu, text.as_ptr().cast(), 512)
+    };
+    load(b".version 8.0\n.target sm_80\n// na\xefve\n/* \xe9t\xe9 */ .entry k() { ret; }").outcome.unwrap();
+    let name = load(b".version 8.0\n.target sm_80\n.entry na\xefve() { ret; }");
+    assert_eq!(code(name.outcome), CUresult::CUDA_ERROR_INVALID_PTX);
+    assert!(name.error.contains("line 3, column 10"), "{}", name.error);
+    let neither = load(b"\xff\xfe\xfd");
+    assert_eq!(code(neither.outcome), CUresult::CUDA_ERROR_INVALID_IMAGE);
+}
