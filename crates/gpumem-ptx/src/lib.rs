@@ -22,6 +22,7 @@
 //!          mov.u32 %r, %laneid;
 //!          setp.lt.u32 %p, %r, 16;
 //!          @%p bar.sync 0;
+//!          mov.u32 %r, 0;
 //!          ret;
 //!      }",
 //! )?;

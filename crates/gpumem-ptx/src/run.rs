@@ -4,6 +4,7 @@
 mod access;
 mod block;
 mod call;
+mod common;
 mod copied;
 mod cores;
 mod follow;

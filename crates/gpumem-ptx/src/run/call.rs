@@ -99,9 +99,11 @@ impl Warp {
         }
         for group in &mut self.groups {
             match group.waiting {
-                // Those that were named and have ended are not waited for.
-                Waiting::Lanes => group.waiting = Waiting::No,
-                Waiting::Warp => self.missed = Some(active.trailing_zeros()),
+                Waiting::Warp if self.passing & active != 0 => {
+                    self.missed = Some((self.passing & active).trailing_zeros());
+                }
+                // Those that have ended are not waited for.
+                Waiting::Lanes | Waiting::Warp => group.waiting = Waiting::No,
                 Waiting::No | Waiting::Barrier(_) => {}
             }
         }

@@ -10,10 +10,12 @@ use crate::program::{
 };
 use crate::run::access::{LocalFrame, ThreadMemory, by_window, element, set_element};
 use crate::run::block::Arrivals;
+use crate::run::common::common_behind;
 use crate::run::group::{self, Group, Waiting};
 use crate::run::undefined::{Origin, Undefined};
 use crate::run::{Run, Stopped};
 use core::cell::Cell;
+use std::rc::Rc;
 
 /// A warp of a block.
 #[derive(Default)]
@@ -29,8 +31,14 @@ pub(crate) struct Warp {
     is_any_next: bool,
     /// Values that shuffles left undefined, if they are looked for.
     pub(crate) undefined: Undefined,
-    /// A lane that has ended while others waited for it at a barrier.
+    /// A lane that has gone around a barrier at which others waited for it, and has ended.
     pub(crate) missed: Option<u32>,
+    /// The place of the barrier at which lanes waited last for the rest of the warp, and which steps come behind it in any case.
+    common: Option<(u32, Rc<[bool]>)>,
+    /// The lanes that have run such steps while others waited.
+    pub(crate) passing: u32,
+    /// The barriers at which the warp has arrived, with all lanes that did.
+    arrived: Vec<(u32, u32)>,
 }
 
 pub(crate) enum Pause {
@@ -104,7 +112,8 @@ impl Warp {
         self.undefined.clear();
         self.groups.clear();
         self.groups.push(Group::new(mask, routine.start));
-        (self.is_any_next, self.missed) = (false, None);
+        (self.is_any_next, self.missed, self.passing) = (false, None, 0);
+        self.arrived.clear();
     }
 
     /// The bytes of its registers and of the local memory of its threads.
@@ -161,6 +170,7 @@ impl Warp {
             let stop = group::meeting(&self.groups, index);
             let Group { mut pc, mask, frame, .. } = self.groups[index];
             let base = frame.registers;
+            let common = self.common_of_waiting();
             loop {
                 if run.steps >= end {
                     self.groups[index].pc = pc;
@@ -168,6 +178,11 @@ impl Warp {
                     return Ok(Pause::Slow);
                 }
                 run.steps += 1;
+                if let Some((lanes, common)) = &common
+                    && common[pc as usize]
+                {
+                    self.passing |= mask & lanes;
+                }
                 let step = &program.steps[pc as usize];
                 let active = match step.guard {
                     None => mask,
@@ -216,6 +231,15 @@ impl Warp {
                 }
             }
         }
+    }
+
+    /// If lanes wait for the rest of the warp: the lanes that were never at that barrier, and the steps behind it.
+    fn common_of_waiting(&self) -> Option<(u32, Rc<[bool]>)> {
+        let waiting = self.groups.iter().find(|group| group.waiting == Waiting::Warp)?;
+        let arrived =
+            self.arrived.iter().find(|(step, _)| *step == waiting.pc).map_or(0, |(_, lanes)| *lanes);
+        let (_, common) = self.common.as_ref()?;
+        Some((!arrived, Rc::clone(common)))
     }
 
     pub(crate) fn lanes<'a>(&'a self, run: &'a Run<'_>, base: u32, slot: Slot) -> &'a Lanes {
@@ -551,22 +575,6 @@ impl Warp {
         false
     }
 
-    /// Ends the lanes that have nothing left to do but to end: `if (i >= n) return;` before a barrier. Returns true if there were some.
-    fn end_those_at_the_end(&mut self, run: &Run<'_>, active: u32) -> bool {
-        let is_at_end = |group: &Group| {
-            let step = &run.program.steps[group.pc as usize];
-            let is_last = match step.op {
-                Op::Exit => true,
-                Op::Return => group.callers.is_empty(),
-                _ => false,
-            };
-            is_last && step.guard.is_none() && group.mask & active == 0
-        };
-        let count = self.groups.len();
-        self.groups.retain(|group| !is_at_end(group));
-        self.groups.len() < count
-    }
-
     /// The mistake of lanes that wait at a barrier for the rest of their warp, which does not come.
     fn divergence(&mut self, run: &mut Run<'_>) -> Option<Stopped> {
         let waiting = self.groups.iter().position(|group| group.waiting == Waiting::Warp)?;
@@ -596,12 +604,21 @@ impl Warp {
         let first = active.trailing_zeros();
         let number = self.lanes(run, base, barrier.number)[first as usize];
         if barrier.is_aligned && active != self.alive() {
-            if self.end_those_at_the_end(run, active) {
-                return Ok(Flow::Changed);
-            }
             self.split_guarded(index, active);
-            self.groups[index].waiting = Waiting::Warp;
+            let group = &mut self.groups[index];
+            group.waiting = Waiting::Warp;
+            let place = group.callers.first().map_or(group.pc, |caller| caller.call);
+            if self.common.as_ref().is_none_or(|(of, _)| *of != place) {
+                self.common = Some((place, common_behind(run.program, place).into()));
+                self.passing = 0;
+            }
             return Ok(Flow::Changed);
+        }
+        self.passing = 0;
+        let pc = self.groups[index].pc;
+        match self.arrived.iter_mut().find(|(step, _)| *step == pc) {
+            Some((_, lanes)) => *lanes |= active,
+            None => self.arrived.push((pc, active)),
         }
         let counts = barrier.count.map(|count| self.lanes(run, base, count));
         let expected = counts.map(|counts| counts[first as usize] as u32);

@@ -242,3 +242,44 @@ fn lanes_of_a_warp_wait_at_barriers_of_their_own() {
     let found = run(&format!("{AT_THREAD}{lines}"), 64, 64).unwrap();
     assert!(found.into_iter().eq((0..64).map(|thread| thread % 2)));
 }
+
+/// Some lanes end early, wherever their code lies. Those that remain meet at the barrier.
+#[test]
+fn lanes_that_end_early_are_not_waited_for_at_a_barrier() {
+    let own = "st.global.u32 [%rd1], 7;";
+    let rest = "bar.sync 0; bar.red.popc.u32 %r2, 0, %p1; st.global.u32 [%rd1], %r2;";
+    for lines in [
+        // Before the barrier, behind it, and behind it with an end that both have.
+        format!("@!%p0 bra ON; {own} ret; ON: {rest}"),
+        format!("@%p0 bra EARLY; {rest} ret; EARLY: {own} ret;"),
+        format!("@%p0 bra EARLY; {rest} bra END; EARLY: {own} END: ret;"),
+        format!("@%p0 bra EARLY; {rest} END: exit; EARLY: {own} bra END;"),
+        format!("bra START; EARLY: {own} exit; START: @%p0 bra EARLY; {rest}"),
+        format!("@%p0 st.global.u32 [%rd1], 7; @%p0 ret; {rest}"),
+        // By branches of their own.
+        format!(
+            "@%p0 bra EARLY; {rest} ret; EARLY: setp.eq.u32 %p2, %r0, 0; @%p2 bra ZERO; {own} ret; ZERO: {own} ret;"
+        ),
+    ] {
+        // The lanes below 8 of two warps end.
+        let lines = format!(
+            "{AT_THREAD} and.b32 %r1, %r0, 31; setp.lt.u32 %p0, %r1, 8; setp.ge.u32 %p1, %r1, 0;\n{lines}"
+        );
+        let found = run(&lines, 64, 64).unwrap_or_else(|mistake| panic!("{mistake}\n{lines}"));
+        assert!(found.into_iter().eq((0..64).map(|lane| if lane % 32 < 8 { 7 } else { 48 })), "{lines}");
+    }
+}
+
+/// A loop with a barrier, which lanes leave in different rounds.
+#[test]
+fn lanes_that_leave_a_loop_with_a_barrier_are_not_waited_for() {
+    for lines in [
+        "LOOP: bar.sync 0; add.u32 %r1, %r1, 1; setp.gt.u32 %p0, %r1, %r2; @%p0 bra OUT; bra LOOP; OUT: st.global.u32 [%rd1], %r1;",
+        "bra LOOP; OUT: st.global.u32 [%rd1], %r1; ret;\n\
+         LOOP: bar.sync 0; add.u32 %r1, %r1, 1; setp.gt.u32 %p0, %r1, %r2; @%p0 bra OUT; bra LOOP;",
+    ] {
+        let lines = format!("{AT_THREAD} mov.u32 %r1, 0; and.b32 %r2, %r0, 3;\n{lines}");
+        let found = run(&lines, 64, 64).unwrap_or_else(|mistake| panic!("{mistake}\n{lines}"));
+        assert!(found.into_iter().eq((0..64).map(|lane| 1 + lane % 4)), "{lines}");
+    }
+}

@@ -43,6 +43,22 @@ fn a_barrier_that_half_of_a_warp_reaches() {
     assert_eq!((mistake.line, mistake.thread), (10, [16, 0, 0]));
 }
 
+/// Lanes go around the barrier, and then run what the others run behind it: the same mistake with branches between.
+#[test]
+fn a_barrier_that_some_lanes_go_around() {
+    for lines in [
+        "@%p0 bra END; bar.sync 0; END: setp.ne.u32 %p1, %r0, 0; @%p1 bra LAST; st.global.u32 [%rd1], %r0; LAST: ret;",
+        "@%p0 bra ELSE; bar.sync 0; bra END; ELSE: st.global.u32 [%rd1], 1; END: st.global.u32 [%rd1], %r0;",
+        "@%p0 bra ELSE; bar.sync 0; bra END; ELSE: @%p1 bra END; st.global.u32 [%rd1], 1; END: st.global.u32 [%rd1], %r0;",
+        "@!%p0 bar.sync 0; st.global.u32 [%rd1], %r0;",
+    ] {
+        let lines = format!("{AT_THREAD} setp.lt.u32 %p0, %r0, 16; setp.lt.u32 %p1, %r0, 8;\n{lines}");
+        let mistake = run(&lines, 32, 32).unwrap_err();
+        assert!(matches!(mistake.mistake, Mistake::Divergence { number: 0, .. }), "{mistake}\n{lines}");
+        assert_eq!((mistake.line, mistake.thread), (9, [16, 0, 0]), "{lines}");
+    }
+}
+
 #[test]
 fn a_barrier_that_a_warp_does_not_reach() {
     let lines =
