@@ -158,7 +158,8 @@ impl Run<'_> {
         let mut may_spread = is_apart && !is_on_one_core;
         let mut started = 0;
         let mut waiting: VecDeque<RunningBlock> = VecDeque::new();
-        let mut spare = Vec::new();
+        let mut spare = Vec::from_iter(block::kept());
+        self.held_bytes = spare.iter().map(RunningBlock::held_bytes).sum();
         loop {
             // A block that waits for another one, with a loop, makes room for it. Many that run make room more rarely.
             let one_in = match waiting.len() {
@@ -177,6 +178,7 @@ impl Run<'_> {
             if may_spread && waiting.is_empty() && cores::is_worth_it(self.steps, started, total) {
                 may_spread = false;
                 if cores::spread(self, &order, started) {
+                    block::keep(spare);
                     return None;
                 }
             }
@@ -185,6 +187,7 @@ impl Run<'_> {
                 popped => {
                     waiting.extend(popped);
                     if started == total {
+                        block::keep(spare);
                         return None;
                     }
                     started += 1;

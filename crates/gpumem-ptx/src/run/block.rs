@@ -42,6 +42,29 @@ pub(crate) struct Arrivals {
 /// The steps of a warp in a turn, and of a block.
 const WARP_TURN: u64 = 2_000;
 pub(crate) const BLOCK_TURN: u64 = 20_000;
+const KEPT_BYTES_MAX: u64 = 32 << 20;
+
+thread_local! {
+    /// A block whose memory the next launch of the thread uses. A program that launches small kernels would otherwise spend most of its time
+    /// with the system, which maps and clears the same pages for each.
+    static KEPT: Cell<Option<RunningBlock>> = const { Cell::new(None) };
+}
+
+/// The block that an earlier launch has left.
+pub(crate) fn kept() -> Option<RunningBlock> {
+    // While the thread ends, there is none.
+    let mut block = KEPT.try_with(Cell::take).ok()??;
+    block.warps.iter_mut().for_each(Warp::forget_launch);
+    Some(block)
+}
+
+/// Leaves one of several blocks that are done to the next launch.
+pub(crate) fn keep(blocks: Vec<RunningBlock>) {
+    let fits = |block: &RunningBlock| block.held_bytes() <= KEPT_BYTES_MAX;
+    if let Some(block) = blocks.into_iter().find(fits) {
+        let _ = KEPT.try_with(|kept| kept.set(Some(block)));
+    }
+}
 
 impl Arrivals {
     pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, (voters, no): (u32, u32)) {
@@ -69,6 +92,7 @@ impl RunningBlock {
             first: 0,
             random: 0,
         });
+        block.warps.resize_with(count, Warp::default);
         (block.number, block.place) = (number, place);
         block.random = mixed(run.launch.seed.wrapping_add(mixed(number + 1)));
         block.barriers = [Arrivals::default(); BARRIERS as usize];
@@ -82,7 +106,7 @@ impl RunningBlock {
         block
     }
 
-    fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         self.shared.capacity() as u64 + self.warps.iter().map(Warp::held_bytes).sum::<u64>()
     }
 

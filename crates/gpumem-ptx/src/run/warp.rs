@@ -116,6 +116,12 @@ impl Warp {
         self.arrived.clear();
     }
 
+    /// Nothing of the launch is left but the memory.
+    pub(crate) fn forget_launch(&mut self) {
+        self.specials.clear();
+        self.common = None;
+    }
+
     /// The bytes of its registers and of the local memory of its threads.
     pub(crate) fn held_bytes(&self) -> u64 {
         (self.registers.capacity() * size_of::<Lanes>() + self.local.capacity()) as u64
