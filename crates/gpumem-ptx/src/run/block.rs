@@ -15,6 +15,8 @@ pub(crate) struct RunningBlock {
     pub(crate) place: [u32; 3],
     shared: Vec<Cell<u8>>,
     warps: Vec<Warp>,
+    /// Those of an earlier launch that has had more of them.
+    idle: Vec<Warp>,
     barriers: [Arrivals; BARRIERS as usize],
     /// The warp that runs first in the next round.
     first: usize,
@@ -54,7 +56,7 @@ thread_local! {
 pub(crate) fn kept() -> Option<RunningBlock> {
     // While the thread ends, there is none.
     let mut block = KEPT.try_with(Cell::take).ok()??;
-    block.warps.iter_mut().for_each(Warp::forget_launch);
+    block.warps.iter_mut().chain(&mut block.idle).for_each(Warp::forget_launch);
     Some(block)
 }
 
@@ -87,12 +89,17 @@ impl RunningBlock {
             number,
             place,
             shared: Vec::new(),
-            warps: (0..count).map(|_| Warp::default()).collect(),
+            warps: Vec::new(),
+            idle: Vec::new(),
             barriers: [Arrivals::default(); BARRIERS as usize],
             first: 0,
             random: 0,
         });
-        block.warps.resize_with(count, Warp::default);
+        let others = count.min(block.warps.len());
+        block.idle.extend(block.warps.drain(others..));
+        while block.warps.len() < count {
+            block.warps.push(block.idle.pop().unwrap_or_default());
+        }
         (block.number, block.place) = (number, place);
         block.random = mixed(run.launch.seed.wrapping_add(mixed(number + 1)));
         block.barriers = [Arrivals::default(); BARRIERS as usize];
@@ -107,7 +114,8 @@ impl RunningBlock {
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.shared.capacity() as u64 + self.warps.iter().map(Warp::held_bytes).sum::<u64>()
+        let warps = self.warps.iter().chain(&self.idle);
+        self.shared.capacity() as u64 + warps.map(Warp::held_bytes).sum::<u64>()
     }
 
     /// Runs the block until it is done, or has run for long.
