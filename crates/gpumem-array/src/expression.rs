@@ -23,6 +23,7 @@ pub(crate) mod reduce;
 pub(crate) mod scalar;
 pub(crate) mod tape;
 mod text;
+mod view;
 
 pub use evaluate::{Updated, Updates, update};
 pub use node::{Axes, Broadcast, ConvertsTo, Expression, Lazy, NoAxes, Operand, Together};

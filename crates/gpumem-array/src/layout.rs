@@ -113,7 +113,6 @@ impl<D: Dimension> Layout<D> {
     }
 
     /// Elements at these strides, one for each axis, all of them in one allocation of less than 2⁶³ bytes.
-    #[cfg(feature = "dlpack")]
     pub(crate) fn strided(dim: D, strides: &[isize], offset: usize) -> Self {
         let mut own = D::zeros(dim.ndim());
         own.slice_mut().iter_mut().zip(strides).for_each(|(own, stride)| *own = stride.cast_unsigned());

@@ -216,3 +216,38 @@ updates! {
     A E a 0 B F b 1 C G c 2;
     A E a 0 B F b 1 C G c 2 D H d 3;
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::expression::plan::Steps;
+    use ndarray::{Ix2, Slice};
+
+    /// The axis of tiles, and how the arrays are passed through: the target first.
+    fn planned(expression: &dyn Recordable) -> (Option<usize>, Vec<Steps>) {
+        with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
+            let mut tape = Tape::new("test", recording);
+            expression.record_on(&mut tape).unwrap();
+            tape.new_target(f32::TYPE);
+            let KnownPlan { plan, .. } = plans.find(tape.recording, notes, "test").unwrap();
+            (plan.tile_axis, plan.columns.iter().map(|column| column.steps).collect())
+        })
+    }
+
+    #[test]
+    fn large_transposed_operands_are_tiled() {
+        let gpu = crate::example_gpu().unwrap();
+        let x = GpuArray::<f32, Ix2>::zeros(&gpu, (256, 260)).unwrap();
+        let square = x.slice_axis(ndarray::Axis(1), Slice::from(..256)).unwrap();
+        let tiled = vec![Steps::Unit, Steps::Unit, Steps::Turned];
+        assert_eq!(planned(&(square.lazy() + square.lazy().t()).0), (Some(1), tiled));
+        // A result in the order of its first operand is not turned.
+        assert_eq!(planned(&x.lazy().t().0).0, None);
+        assert_eq!(planned(&(x.lazy() + &x).0).0, None);
+        let small = GpuArray::<f32, Ix2>::zeros(&gpu, (64, 64)).unwrap();
+        assert_eq!(planned(&(small.lazy() + small.t()).0).0, None);
+        let pixels = GpuArray::<f32, _>::zeros(&gpu, (3, 1 << 16)).unwrap();
+        let interleaved = GpuArray::<f32, _>::zeros(&gpu, (1 << 16, 3)).unwrap();
+        assert_eq!(planned(&(interleaved.lazy() + pixels.t()).0).0, None);
+    }
+}

@@ -4,14 +4,14 @@ use crate::array::GpuArray;
 use crate::error::ArrayError;
 use crate::expression::evaluate::evaluate;
 use crate::expression::node::{
-    Binary, Broadcast, Calculation, Constant, Converted, ConvertsTo, Expression, Inserted, Lazy, NoAxes,
-    Operand, Ternary, Together, Unary,
+    Binary, Broadcast, Calculation, Constant, Converted, ConvertsTo, Expression, Lazy, NoAxes, Operand,
+    Ternary, Together, Unary,
 };
 use crate::expression::operation::{self, Clamp, Fma, Powi, Select};
 use crate::expression::scalar::Scalar;
 use crate::expression::tape::EXPRESSION;
 use core::marker::PhantomData;
-use ndarray::{Axis, Dimension};
+use ndarray::Dimension;
 
 macro_rules! operators {
     ($($trait:ident $method:ident;)*) => {$(
@@ -157,20 +157,30 @@ impl<E: Expression> Lazy<E> {
         Lazy(Converted(self.0, PhantomData))
     }
 
-    /// A new axis of length 1 before an axis, or last. Lengths of 1 are broadcast.
+    /// The expression with a type that names only its elements and its dimension, for formulas that are chosen at run time. It has the same
+    /// kernel.
     ///
     /// ```
+    /// # use gpumem_array::GpuArray;
     /// # let gpu = gpumem_array::example_gpu()?;
-    /// use gpumem_array::{GpuArray, ndarray::{Axis, array}};
+    /// use gpumem_array::{Expression, Lazy, ndarray::Ix1};
     ///
-    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-    /// let y = GpuArray::from_slice(&gpu, &[10, 20])?;
-    /// let sums = y.lazy().insert_axis(Axis(1)) + &x;
-    /// assert_eq!(sums.eval()?.to_array()?, array![[11, 12, 13], [21, 22, 23]]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// fn activated<'e>(x: Lazy<impl Expression<Elem = f32, Dim = Ix1> + 'e>, name: &str) -> Lazy<Box<dyn Expression<Elem = f32, Dim = Ix1> + 'e>> {
+    ///     match name {
+    ///         "relu" => x.max(0.0).boxed(),
+    ///         "tanh" => x.tanh().boxed(),
+    ///         _ => x.boxed(),
+    ///     }
+    /// }
+    /// let x = GpuArray::from_slice(&gpu, &[-1.0_f32, 2.0])?;
+    /// assert_eq!((activated(x.lazy(), "relu") + 1.0).eval()?.to_vec()?, [1.0, 3.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
-    pub fn insert_axis(self, axis: Axis) -> Lazy<Inserted<E>> {
-        Lazy(Inserted { operand: self.0, axis: axis.0 })
+    pub fn boxed<'e>(self) -> Lazy<Box<dyn Expression<Elem = E::Elem, Dim = E::Dim> + 'e>>
+    where
+        E: 'e,
+    {
+        Lazy(Box::new(self.0))
     }
 
     /// Calculates the values in one kernel, on the `Gpu` of the first array. The result is in device memory, in the order of the first array
@@ -182,7 +192,8 @@ impl<E: Expression> Lazy<E> {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape.
+    /// - [`ArrayError::Shape`] if the operands cannot be broadcast to one shape, and if axes are permuted that the expression does not have.
+    /// - [`ArrayError::Slice`] if a slice or a new axis is outside.
     /// - [`ArrayError::ExpressionSize`] if there are more than 31 arrays with those of the result, 100 numbers or 250 uses of arrays, and
     ///   [`ArrayError::TooManyArguments`] if their lengths and strides exceed a launch.
     /// - [`ArrayError::NoPeerAccess`] if an array is on another device than the first, without a link to it.

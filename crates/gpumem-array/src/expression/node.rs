@@ -213,6 +213,14 @@ impl<E: Expression> Expression for &E {
     }
 }
 
+impl<E: Expression + ?Sized> Expression for Box<E> {
+    type Elem = E::Elem;
+    type Dim = E::Dim;
+    fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
+        E::record(self, tape)
+    }
+}
+
 /// An operation on elements of the type `T`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no meaning for elements of `{T}`",
@@ -319,23 +327,6 @@ impl<U: Scalar, A: Expression> Expression for Converted<U, A> {
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
         self.0.record(tape)?;
         tape.cast(U::TYPE);
-        Ok(())
-    }
-}
-
-/// An expression with a new axis of length 1.
-#[derive(Clone, Copy, Debug)]
-pub struct Inserted<A> {
-    pub(crate) operand: A,
-    pub(crate) axis: usize,
-}
-
-impl<A: Expression<Dim: Dimension>> Expression for Inserted<A> {
-    type Elem = A::Elem;
-    type Dim = <A::Dim as Dimension>::Larger;
-    fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
-        self.operand.record(tape)?;
-        tape.insert_axis(self.axis);
         Ok(())
     }
 }

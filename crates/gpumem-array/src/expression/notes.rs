@@ -4,11 +4,12 @@ use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::operation::row;
 use crate::expression::tape::{
-    BEFORE, CAST, ELEMENT, EXPRESSION, INSERT_AXIS, NEW_TARGET, NUMBER, RecordedWord, TARGET, TapeRecording,
+    BEFORE, CAST, ELEMENT, EXPRESSION, NEW_TARGET, NUMBER, RecordedWord, TARGET, TapeRecording, VIEW,
     too_large,
 };
+use crate::expression::view::ViewKind;
 use crate::layout::{ElementOrder, Layout};
-use ndarray::IxDyn;
+use ndarray::{Dimension, IxDyn};
 
 /// A recording that has been read. A thread's plans reuse its memory.
 #[derive(Default)]
@@ -45,6 +46,8 @@ pub(crate) struct LeafElement {
     pub(crate) argument: ArgumentIndex,
     /// The address, or what it differs by from an aligned one.
     pub(crate) address: u64,
+    /// How many bytes behind the address of its argument the first element is, in a view of the expression.
+    pub(crate) offset: isize,
     /// Lengths, and strides in bytes.
     pub(crate) axes: Vec<(usize, isize)>,
 }
@@ -72,9 +75,8 @@ impl Notes {
         let mut new_target = None;
         let mut words = recording.words.as_slice();
         while let Some((word, rest)) = words.split_first() {
-            let RecordedWord { token, of, alignment, place, axis } = RecordedWord::of_bits(*word);
-            let count = if matches!(token, ELEMENT | TARGET) { 2 * axis as usize } else { 0 };
-            let (axes, rest) = rest.split_at(count.min(rest.len()));
+            let RecordedWord { token, of, alignment, place, pairs } = RecordedWord::of_bits(*word);
+            let (axes, rest) = rest.split_at((2 * pairs as usize).min(rest.len()));
             words = rest;
             let axes = axes.as_chunks().0.iter().map(|[len, stride]| (*len as usize, *stride as isize));
             let address = u64::from(alignment);
@@ -99,7 +101,7 @@ impl Notes {
                     self.tokens.extend([NUMBER, place, of as u8]);
                 }
                 CAST => self.tokens.extend([CAST, of as u8]),
-                INSERT_AXIS => self.insert_axis(axis as usize)?,
+                VIEW => self.view(place, &axes.collect::<Vec<_>>(), operation)?,
                 _ => self.operation(token, operation)?,
             }
         }
@@ -239,23 +241,32 @@ impl Notes {
         Ok(())
     }
 
-    /// Inserts an axis of length 1 into the last operand.
-    fn insert_axis(&mut self, axis: usize) -> Result<(), ArrayError> {
-        let Some(operand) = self.operands.last() else { return Ok(()) };
-        let shape = &mut self.shapes;
-        let Some(following) = (shape.len() - operand.shape).checked_sub(axis) else {
-            return Err(ArrayError::Shape {
-                operation: "insert_axis",
-                left: shape[operand.shape..].to_vec(),
-                right: vec![axis],
-                expected: "the index of an axis, or the number of axes",
-            });
-        };
-        shape.insert(operand.shape + axis, 1);
+    /// Takes another view of the last operand.
+    fn view(
+        &mut self,
+        kind: u8,
+        words: &[(usize, isize)],
+        operation: &'static str,
+    ) -> Result<(), ArrayError> {
+        let Some(operand) = self.operands.last().copied() else { return Ok(()) };
+        let shape = IxDyn(&self.shapes[operand.shape..]);
+        let view = ViewKind::apply(kind, words, Layout::row_major::<u8>(shape.clone())?)?;
+        self.shapes.truncate(operand.shape);
+        self.shapes.extend(view.shape());
         for element in &mut self.elements[operand.element..self.element_count] {
-            if let Some(at) = element.axes.len().checked_sub(following) {
-                element.axes.insert(at, (1, 0));
+            if matches!(element.argument, ArgumentIndex::Target(_)) {
+                return Err(ArrayError::Shape {
+                    operation,
+                    left: shape.slice().to_vec(),
+                    right: view.shape().to_vec(),
+                    expected: "an update reads each element of its arrays where it writes it, not in another view",
+                });
             }
+            let (lens, strides): (Vec<_>, Vec<_>) = element.axes.drain(..).unzip();
+            let layout = Layout::strided(IxDyn(&lens), &strides, 0).broadcast(shape.clone())?;
+            let layout = ViewKind::apply(kind, words, layout)?.without_repeats();
+            element.offset = element.offset.wrapping_add(layout.offset.cast_signed());
+            element.axes.extend(layout.shape().iter().copied().zip(layout.strides()));
         }
         Ok(())
     }
@@ -300,7 +311,7 @@ impl LeafElement {
         address: u64,
         axes: impl Iterator<Item = (usize, isize)>,
     ) {
-        (self.of, self.argument, self.address) = (Some(of), argument, address);
+        (self.of, self.argument, self.address, self.offset) = (Some(of), argument, address, 0);
         self.axes.clear();
         self.axes.extend(axes);
     }

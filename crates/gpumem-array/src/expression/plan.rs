@@ -24,6 +24,8 @@ pub(crate) struct KernelPlan {
     pub(crate) reduced_count: usize,
     /// The strides of the merged axes in bytes: by axis, then by column.
     strides: Vec<isize>,
+    /// The axis that turned columns lie along. Blocks take tiles of it and of the fastest axis.
+    pub(crate) tile_axis: Option<usize>,
     /// The elements that a thread takes at once.
     pub(crate) lanes: usize,
     /// The blocks of an element-wise kernel; 0 if there are no elements.
@@ -50,6 +52,8 @@ pub(crate) struct PlannedColumn {
     pub(crate) argument: usize,
     pub(crate) of: ScalarType,
     pub(crate) steps: Steps,
+    /// Bytes behind the address of the argument.
+    offset: isize,
     address: u64,
 }
 
@@ -63,6 +67,8 @@ pub(crate) enum Steps {
     Same,
     /// One element for all indices.
     Constant,
+    /// One element after the other along another axis: loaded in tiles.
+    Turned,
     Any,
 }
 
@@ -82,13 +88,21 @@ impl KernelPlan {
         self.merge_after(shape, 0);
         self.reduced_count = 0;
         self.classify();
+        self.turn();
         self.lanes = self.lanes();
         let len: usize = self.lens.iter().product();
         self.is_wide = len > NARROW_MAX;
-        self.blocks = if shape.contains(&0) { 0 } else { blocks(len.div_ceil(self.lanes)) };
         self.words.clear();
-        self.words.push(len as u64);
-        self.push_axes(self.lanes);
+        if let Some(axis) = self.tile_axis {
+            let tiles: usize = (0..self.lens.len()).map(|axis| self.steps_along(axis, TILE)).product();
+            self.blocks = u32::try_from(tiles).unwrap_or(GRID_MAX).min(GRID_MAX);
+            self.words.extend([tiles, self.lens[0], self.lens[axis]].map(|word| word as u64));
+            self.push_axes(TILE);
+        } else {
+            self.blocks = if shape.contains(&0) { 0 } else { blocks(len.div_ceil(self.lanes)) };
+            self.words.push(len as u64);
+            self.push_axes(self.lanes);
+        }
         self.end(notes, &[0]);
     }
 
@@ -125,6 +139,7 @@ impl KernelPlan {
 
     /// Columns for all elements.
     fn begin(&mut self, notes: &Notes, shape: &[usize], has_targets: bool) {
+        self.tile_axis = None;
         self.columns.clear();
         self.unmerged.clear();
         self.places.clear();
@@ -157,14 +172,16 @@ impl KernelPlan {
         };
         let (known, new) = self.unmerged.split_at(first);
         let is_same = |(index, column): &(usize, &PlannedColumn)| {
-            column.argument == argument && known[index * count..(index + 1) * count] == *new
+            (column.argument, column.offset) == (argument, element.offset)
+                && known[index * count..(index + 1) * count] == *new
         };
         if let Some((index, _)) = self.columns.iter().enumerate().find(is_same) {
             self.unmerged.truncate(first);
             return index;
         }
-        let of = element.of.unwrap_or(ScalarType::F32);
-        self.columns.push(PlannedColumn { argument, of, steps: Steps::Any, address: element.address });
+        let (of, offset) = (element.of.unwrap_or(ScalarType::F32), element.offset);
+        let address = element.address.wrapping_add_signed(offset as i64);
+        self.columns.push(PlannedColumn { argument, of, steps: Steps::Any, offset, address });
         self.columns.len() - 1
     }
 
@@ -210,6 +227,37 @@ impl KernelPlan {
         }
     }
 
+    /// Finds columns that lie along another axis than the targets. Loaded one element after the other along the fastest axis, they would
+    /// take a whole sector of memory for each.
+    fn turn(&mut self) {
+        let is_long = |axis: &usize| self.lens[*axis] >= TILE;
+        if !is_long(&0) || self.lens.iter().product::<usize>() < TILED_MIN {
+            return;
+        }
+        let is_along = |axis: usize, index: usize| {
+            let PlannedColumn { of, steps, .. } = self.columns[index];
+            steps == Steps::Any && self.stride(axis, index).unsigned_abs() == of.size()
+        };
+        let reads = self.target_count..self.columns.len();
+        let mut axes = (1..self.lens.len()).filter(is_long);
+        let Some(axis) = axes.find(|axis| reads.clone().any(|index| is_along(*axis, index))) else { return };
+        let turned: Vec<_> = reads.filter(|index| is_along(axis, *index)).collect();
+        let mut bytes = 0;
+        for index in turned {
+            bytes += tile_bytes(self.columns[index].of);
+            if bytes <= SHARED_MAX {
+                self.columns[index].steps = Steps::Turned;
+            }
+        }
+        self.tile_axis = Some(axis);
+    }
+
+    /// The number of steps along an axis: those of `lanes` elements along the fastest axis and along that of tiles.
+    fn steps_along(&self, axis: usize, lanes: usize) -> usize {
+        let is_stepped = axis == 0 || self.tile_axis == Some(axis);
+        if is_stepped { self.lens[axis].div_ceil(lanes) } else { self.lens[axis] }
+    }
+
     /// The elements that a thread can load at once: they are aligned, and rows have whole groups of them.
     fn lanes(&self) -> usize {
         let size = self.columns.iter().map(|column| column.of.size()).max().unwrap_or(16);
@@ -229,7 +277,7 @@ impl KernelPlan {
         let bytes = lanes * of.size();
         match steps {
             Steps::Same | Steps::Constant => true,
-            Steps::Any => false,
+            Steps::Turned | Steps::Any => false,
             Steps::Unit => {
                 let is_multiple = |axis: usize| self.stride(axis, index) % bytes.cast_signed() == 0;
                 address.is_multiple_of(bytes as u64) && (1..self.lens.len()).all(is_multiple)
@@ -241,7 +289,7 @@ impl KernelPlan {
     pub(crate) fn push_axes(&mut self, lanes: usize) {
         let width = self.columns.len();
         for axis in 0..self.lens.len() {
-            let by = if axis == 0 { self.lens[0].div_ceil(lanes) } else { self.lens[axis] } as u64;
+            let by = self.steps_along(axis, lanes) as u64;
             self.words.push(by);
             self.words.push(reciprocal(by));
             for column in 0..width {
@@ -250,8 +298,16 @@ impl KernelPlan {
         }
     }
 
-    /// Ends the words with the numbers, and writes the key.
+    /// True if columns do not begin at the addresses of their arguments.
+    pub(crate) fn has_offsets(&self) -> bool {
+        self.columns.iter().any(|column| column.offset != 0)
+    }
+
+    /// Ends the words with offsets, if any, and the numbers, and writes the key.
     pub(crate) fn end(&mut self, notes: &Notes, kind: &[u8]) {
+        if self.has_offsets() {
+            self.words.extend(self.columns.iter().map(|column| column.offset as u64));
+        }
         self.first_number = self.words.len();
         self.words.extend(&notes.numbers);
         self.tokens.clear();
@@ -276,6 +332,8 @@ impl KernelPlan {
             self.columns.len(),
             self.lens.len(),
             self.reduced_count,
+            self.tile_axis.unwrap_or_default(),
+            usize::from(self.has_offsets()),
             self.lanes,
             usize::from(self.is_wide),
             notes.numbers.len(),
@@ -297,6 +355,18 @@ impl KernelPlan {
         words.zip(numbers).for_each(|(word, number)| *word = number.bits);
     }
 }
+
+/// The bytes of a tile in shared memory. Each row has one element more, so that the elements of a column are in different banks.
+pub(crate) fn tile_bytes(of: ScalarType) -> usize {
+    TILE * (TILE + 1) * of.size()
+}
+
+/// The elements along both axes of a tile.
+pub(crate) const TILE: usize = 32;
+/// Fewer elements are in a cache that is near.
+const TILED_MIN: usize = 1 << 16;
+/// The shared memory that every GPU has for a block.
+const SHARED_MAX: usize = 48 << 10;
 
 /// The blocks for a number of threads. Kernels stride by the grid, so fewer would be correct too, but are slower: a grid of 16 blocks for
 /// each multiprocessor reaches 94 % of the rate.

@@ -7,6 +7,7 @@
 use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::scalar::Scalar;
+use crate::expression::view::ViewKind;
 use crate::gpu::Gpu;
 use crate::kernel::ARGUMENTS_MAX;
 use crate::launch::OwnArguments;
@@ -14,7 +15,7 @@ use crate::layout::ByteSpan;
 use crate::storage::Use;
 
 /// Tokens that are no operation. With a type: an element and a target also have an argument, their alignment, and their axes; a number
-/// has its place.
+/// has its place. A view has its words.
 pub(crate) const ELEMENT: u8 = 0;
 pub(crate) const NUMBER: u8 = 1;
 /// A conversion to a type.
@@ -27,8 +28,8 @@ pub(crate) const TARGET: u8 = u8::MAX;
 pub(crate) const NEW_TARGET: u8 = u8::MAX - 1;
 /// The elements of a target, before they are written.
 pub(crate) const BEFORE: u8 = u8::MAX - 2;
-/// An axis of length 1 that is inserted.
-pub(crate) const INSERT_AXIS: u8 = u8::MAX - 3;
+/// Another view of the operand before it.
+pub(crate) const VIEW: u8 = u8::MAX - 3;
 
 /// An expression as it is recorded.
 pub struct Tape<'v, 'n> {
@@ -43,7 +44,7 @@ pub struct Tape<'v, 'n> {
 /// The parts of a [`Tape`] that borrow no array.
 #[derive(Default)]
 pub(crate) struct TapeRecording {
-    /// Each is a [`RecordedWord`], and those of arrays are followed by lengths and strides in bytes.
+    /// Each is a [`RecordedWord`]; those of arrays are followed by lengths and strides in bytes, those of views by pairs of their own.
     pub(crate) words: Vec<u64>,
     arrays: Vec<RecordedArray>,
     /// Their values are not part of the words.
@@ -59,22 +60,22 @@ pub(crate) struct RecordedWord {
     pub(crate) of: ScalarType,
     /// The rest of the address, divided by [`ALIGNMENT_MAX`].
     pub(crate) alignment: u8,
-    /// The place of an array, a target or a number.
+    /// The place of an array, a target or a number, or the kind of a view.
     pub(crate) place: u8,
-    /// The number of axes, or the index of one.
-    pub(crate) axis: u32,
+    /// The number of pairs of words that follow.
+    pub(crate) pairs: u32,
 }
 
 impl RecordedWord {
     #[inline]
     fn bits(self) -> u64 {
-        let Self { token, of, alignment, place, axis } = self;
-        u64::from(u32::from_le_bytes([token, of as u8, alignment, place])) | u64::from(axis) << 32
+        let Self { token, of, alignment, place, pairs } = self;
+        u64::from(u32::from_le_bytes([token, of as u8, alignment, place])) | u64::from(pairs) << 32
     }
 
     pub(crate) fn of_bits(bits: u64) -> Self {
         let [token, of, alignment, place, ..] = bits.to_le_bytes();
-        Self { token, of: ScalarType::of_token(of), alignment, place, axis: (bits >> 32) as u32 }
+        Self { token, of: ScalarType::of_token(of), alignment, place, pairs: (bits >> 32) as u32 }
     }
 }
 
@@ -134,7 +135,7 @@ impl<'v, 'n> Tape<'v, 'n> {
         if index == numbers.len() {
             numbers.push(RecordedNumber { identity, bits });
         }
-        self.recording.push(NUMBER, of, index, 0);
+        self.recording.push(NUMBER, of, index);
     }
 
     /// Adds elements that the kernel writes. Their argument comes after those of all other arrays.
@@ -152,13 +153,13 @@ impl<'v, 'n> Tape<'v, 'n> {
     /// Ends with a new array as the target, which has the shape of the expression.
     pub(crate) fn new_target(&mut self, of: ScalarType) {
         self.recording.targets.push(of);
-        self.recording.push(NEW_TARGET, of, 0, 0);
+        self.recording.push(NEW_TARGET, of, 0);
     }
 
     /// Records the elements of a target.
     pub(crate) fn updated<T: Scalar>(&mut self, index: usize) -> Result<(), ArrayError> {
         if self.recording.targets.get(index) == Some(&T::TYPE) {
-            self.recording.push(BEFORE, T::TYPE, index, 0);
+            self.recording.push(BEFORE, T::TYPE, index);
             return Ok(());
         }
         Err(ArrayError::Shape {
@@ -177,12 +178,12 @@ impl<'v, 'n> Tape<'v, 'n> {
 
     /// Records a conversion of the operand before it.
     pub(crate) fn cast(&mut self, to: ScalarType) {
-        self.recording.push(CAST, to, 0, 0);
+        self.recording.push(CAST, to, 0);
     }
 
-    /// Inserts an axis of length 1 into the operand before it.
-    pub(crate) fn insert_axis(&mut self, axis: usize) {
-        self.recording.push(INSERT_AXIS, ScalarType::F32, 0, axis);
+    /// Takes another view of the operand before it.
+    pub(crate) fn view(&mut self, kind: ViewKind, words: impl Iterator<Item = (usize, isize)>) {
+        self.recording.leaf(VIEW, ScalarType::F32, kind as usize, 0, words);
     }
 }
 
@@ -211,10 +212,9 @@ impl TapeRecording {
     }
 
     #[inline]
-    fn push(&mut self, token: u8, of: ScalarType, place: usize, axis: usize) {
+    fn push(&mut self, token: u8, of: ScalarType, place: usize) {
         let place = u8::try_from(place).unwrap_or(u8::MAX);
-        let axis = u32::try_from(axis).unwrap_or(u32::MAX);
-        self.words.push(RecordedWord { token, of, alignment: 0, place, axis }.bits());
+        self.words.push(RecordedWord { token, of, alignment: 0, place, pairs: 0 }.bits());
     }
 
     fn leaf(
@@ -223,17 +223,17 @@ impl TapeRecording {
         of: ScalarType,
         place: usize,
         address: u64,
-        axes: impl Iterator<Item = (usize, isize)>,
+        pairs: impl Iterator<Item = (usize, isize)>,
     ) {
         let first = self.words.len();
         self.words.push(0);
-        for (len, stride) in axes {
+        for (len, stride) in pairs {
             self.words.extend([len as u64, stride as u64]);
         }
-        let axis = ((self.words.len() - first) / 2) as u32;
+        let pairs = ((self.words.len() - first) / 2) as u32;
         let place = u8::try_from(place).unwrap_or(u8::MAX);
         let alignment = (address % ALIGNMENT_MAX) as u8;
-        self.words[first] = RecordedWord { token, of, alignment, place, axis }.bits();
+        self.words[first] = RecordedWord { token, of, alignment, place, pairs }.bits();
     }
 }
 

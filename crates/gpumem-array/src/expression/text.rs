@@ -4,7 +4,7 @@ use crate::element::ScalarType;
 use crate::expression::convert::convert;
 use crate::expression::emit::{EmittedValue, Emitter, Register, line};
 use crate::expression::operation::row;
-use crate::expression::plan::{KernelPlan, PlannedColumn, Steps};
+use crate::expression::plan::{KernelPlan, PlannedColumn, Steps, TILE, tile_bytes};
 use crate::expression::tape::{CAST, ELEMENT, NUMBER};
 use core::ops::Range;
 
@@ -46,8 +46,13 @@ impl<'p> KernelWriter<'p> {
             axes: Vec::new(),
             numbers: Vec::new(),
         };
+        let first_offset = first_axis + plan.lens.len() * (2 + plan.columns.len());
         for (index, column) in plan.columns.iter().enumerate() {
-            let base = w.address(column.argument);
+            let mut base = w.address(column.argument);
+            if plan.has_offsets() {
+                let offset = w.word(first_offset + index);
+                base = w.long("add.s64", &[&base, &offset]);
+            }
             let is_read = index >= plan.target_count;
             let constant =
                 (is_read && column.steps == Steps::Constant).then(|| w.load(column.of, base, 1)[0]);
@@ -129,26 +134,43 @@ impl<'p> KernelWriter<'p> {
 
     /// The elements at an address, one for each lane.
     pub(crate) fn load(&mut self, of: ScalarType, address: Register, lanes: usize) -> Vec<EmittedValue> {
+        self.load_from("global", of, address, lanes)
+    }
+
+    /// The elements at an address of a space.
+    fn load_from(
+        &mut self,
+        space: &str,
+        of: ScalarType,
+        address: Register,
+        lanes: usize,
+    ) -> Vec<EmittedValue> {
         if of.is_complex() {
-            return self.load_complex(of.part(), address, lanes);
+            return self.load_complex(space, of.part(), address, lanes);
         }
         let raw: Vec<Register> = (0..lanes).map(|_| self.e.register(memory_register(of))).collect();
         let list: Vec<_> = raw.iter().map(ToString::to_string).collect();
         match lanes {
-            1 => line!(self.e, "ld.global.{} {}, [{address}];", of.memory(), list.join("")),
-            _ => line!(self.e, "ld.global.v{lanes}.{} {{{}}}, [{address}];", of.memory(), list.join(", ")),
+            1 => line!(self.e, "ld.{space}.{} {}, [{address}];", of.memory(), list.join("")),
+            _ => line!(self.e, "ld.{space}.v{lanes}.{} {{{}}}, [{address}];", of.memory(), list.join(", ")),
         }
         raw.into_iter().map(|raw| self.loaded(of, raw)).collect()
     }
 
     /// Complex numbers at an address. A single one may be aligned to its parts alone.
-    fn load_complex(&mut self, part: ScalarType, address: Register, lanes: usize) -> Vec<EmittedValue> {
+    fn load_complex(
+        &mut self,
+        space: &str,
+        part: ScalarType,
+        address: Register,
+        lanes: usize,
+    ) -> Vec<EmittedValue> {
         let parts = match lanes {
             1 => {
                 let at = self.long("add.s64", &[&address, &part.size()]);
-                [self.load(part, address, 1), self.load(part, at, 1)].concat()
+                [self.load_from(space, part, address, 1), self.load_from(space, part, at, 1)].concat()
             }
-            _ => self.load(part, address, 2 * lanes),
+            _ => self.load_from(space, part, address, 2 * lanes),
         };
         parts.chunks_exact(2).map(|parts| EmittedValue::complex(parts[0], parts[1])).collect()
     }
@@ -164,14 +186,19 @@ impl<'p> KernelWriter<'p> {
     }
 
     pub(crate) fn store(&mut self, address: Register, values: &[EmittedValue]) {
+        self.store_to("global", address, values);
+    }
+
+    fn store_to(&mut self, space: &str, address: Register, values: &[EmittedValue]) {
         let Some(of) = values.first().map(|value| value.of) else { return };
         if of.is_complex() {
             let parts: Vec<_> = values.iter().flat_map(|value| value.parts()).collect();
             if values.len() > 1 {
-                return self.store(address, &parts);
+                return self.store_to(space, address, &parts);
             }
             let at = self.long("add.s64", &[&address, &of.part().size()]);
-            return [address, at].into_iter().zip(&parts).for_each(|(at, part)| self.store(at, &[*part]));
+            let both = [address, at].into_iter().zip(&parts);
+            return both.for_each(|(at, part)| self.store_to(space, at, &[*part]));
         }
         let raw = |value: &EmittedValue| match of {
             ScalarType::Bool => convert(&mut self.e, *value, ScalarType::U8).register.to_string(),
@@ -180,8 +207,10 @@ impl<'p> KernelWriter<'p> {
         };
         let raw: Vec<_> = values.iter().map(raw).collect();
         match raw.len() {
-            1 => line!(self.e, "st.global.{} [{address}], {};", of.memory(), raw.join("")),
-            lanes => line!(self.e, "st.global.v{lanes}.{} [{address}], {{{}}};", of.memory(), raw.join(", ")),
+            1 => line!(self.e, "st.{space}.{} [{address}], {};", of.memory(), raw.join("")),
+            lanes => {
+                line!(self.e, "st.{space}.v{lanes}.{} [{address}], {{{}}};", of.memory(), raw.join(", "))
+            }
         }
     }
 
@@ -281,6 +310,7 @@ impl<'p> KernelWriter<'p> {
                         (0..lanes).map(|lane| self.long("add.s64", &[address, &at(lane)])).collect();
                     addresses.into_iter().map(|address| self.load(of, address, 1)[0]).collect()
                 }
+                (None, Steps::Turned) => self.load_from("shared", of, *address, 1),
                 (None, Steps::Any) => {
                     let stride = self.axes[0].strides[index];
                     let mut at = *address;
@@ -343,6 +373,9 @@ fn memory_register(of: ScalarType) -> char {
 
 /// The text of an element-wise kernel.
 pub(crate) fn each(plan: &KernelPlan) -> String {
+    if let Some(axis) = plan.tile_axis {
+        return tiled(plan, axis);
+    }
     let mut w = KernelWriter::new(plan, 1);
     let (index, threads) = w.thread();
     let (len, lanes) = (w.word(0), plan.lanes);
@@ -373,4 +406,121 @@ fn body(w: &mut KernelWriter<'_>, index: Register, lanes: usize) {
         let values: Vec<_> = results.iter().filter_map(|results| results.get(target)).copied().collect();
         w.store(*address, &values);
     }
+}
+
+/// The index of the first word of the axes of a kernel by tiles.
+const TILED_FIRST_AXIS: usize = 3;
+/// The elements that each thread takes of a tile, one for each lane.
+const TILE_LANES: usize = TILE * TILE / THREADS;
+
+/// The text of an element-wise kernel that loads some columns by tiles. The threads of a warp lie along these columns when they load them, and
+/// along the target when they calculate. What is outside of the arrays is not stored; the last elements are loaded in its place.
+fn tiled(plan: &KernelPlan, tile_axis: usize) -> String {
+    let mut w = KernelWriter::new(plan, TILED_FIRST_AXIS);
+    let [count, row_len, column_len] = [0, 1, 2].map(|word| w.word(word));
+    let [row_last, column_last] = [row_len, column_len].map(|len| w.long("sub.s64", &[&len, &1]));
+    let [thread, tile, step] = ["tid", "ctaid", "nctaid"].map(|name| {
+        let register = w.e.register('r');
+        line!(w.e, "mov.u32 {register}, %{name}.x;");
+        w.long("cvt.u64.u32", &[&register])
+    });
+    let lane = w.long("and.b64", &[&thread, &(TILE - 1)]);
+    let warp = w.long("shr.u64", &[&thread, &TILE.ilog2()]);
+    let warps: Vec<_> = (0..TILE_LANES).map(|k| w.long("add.s64", &[&warp, &(k * THREADS / TILE)])).collect();
+    let is_turned = |index: &usize| plan.columns[*index].steps == Steps::Turned;
+    let turned: Vec<_> = (0..plan.columns.len()).filter(is_turned).collect();
+    let tiles: Vec<_> = turned
+        .iter()
+        .map(|index| {
+            let base = w.e.register('l');
+            line!(w.e, ".shared .align 16 .b8 tile{index}[{}];", tile_bytes(plan.columns[*index].of));
+            line!(w.e, "mov.u64 {base}, tile{index};");
+            base
+        })
+        .collect();
+    let [again, done] = ["TILE", "DONE"].map(|name| w.e.label(name));
+    let is = w.e.register('p');
+    line!(w.e, "{again}:\nsetp.ge.u64 {is}, {tile}, {count};\n@{is} bra {done};");
+    w.e.end_block();
+    let mut corner = w.bases();
+    let (mut rest, mut row, mut column) = (tile, tile, tile);
+    for axis in 0..plan.lens.len() {
+        let mut place = rest;
+        if axis + 1 < plan.lens.len() {
+            (rest, place) = w.divided(rest, axis);
+        }
+        if axis == 0 {
+            row = w.long("shl.b64", &[&place, &TILE.ilog2()]);
+        } else if axis == tile_axis {
+            column = w.long("shl.b64", &[&place, &TILE.ilog2()]);
+        } else {
+            for (index, address) in corner.iter_mut().enumerate() {
+                let stride = w.axes[axis].strides[index];
+                *address = w.long("mad.lo.s64", &[&place, &stride, address]);
+            }
+        }
+    }
+    // The place in the arrays that is in a tile at these places.
+    let place = |w: &mut KernelWriter<'_>, in_row: Register, in_column: Register| {
+        [(row, in_row, row_last), (column, in_column, column_last)].map(|(first, inside, last)| {
+            let place = w.long("add.s64", &[&first, &inside]);
+            w.long("min.u64", &[&place, &last])
+        })
+    };
+    let address = |w: &mut KernelWriter<'_>, index: usize, [in_row, in_column]: [Register; 2]| {
+        let [row_stride, column_stride] = [0, tile_axis].map(|axis| w.axes[axis].strides[index]);
+        let along = w.long("mad.lo.s64", &[&in_row, &row_stride, &corner[index]]);
+        w.long("mad.lo.s64", &[&in_column, &column_stride, &along])
+    };
+    let in_tile =
+        |w: &mut KernelWriter<'_>, base: Register, of: ScalarType, across: Register, along: Register| {
+            let row = w.long("mad.lo.s64", &[&across, &(TILE + 1), &along]);
+            w.long("mad.lo.s64", &[&row, &of.size(), &base])
+        };
+    let mut loaded = Vec::new();
+    for (index, base) in turned.iter().zip(&tiles) {
+        let of = plan.columns[*index].of;
+        for warp in &warps {
+            let place = place(&mut w, *warp, lane);
+            let from = address(&mut w, *index, place);
+            let value = w.load(of, from, 1)[0];
+            loaded.push((in_tile(&mut w, *base, of, *warp, lane), value));
+        }
+    }
+    for (to, value) in loaded {
+        w.store_to("shared", to, &[value]);
+    }
+    line!(w.e, "bar.sync 0;");
+    w.e.end_block();
+    let mut lanes = Vec::new();
+    for warp in &warps {
+        let place = place(&mut w, lane, *warp);
+        let mut addresses: Vec<_> =
+            (0..plan.columns.len()).map(|index| address(&mut w, index, place)).collect();
+        let targets = addresses[..plan.target_count].to_vec();
+        for (index, base) in turned.iter().zip(&tiles) {
+            addresses[*index] = in_tile(&mut w, *base, plan.columns[*index].of, lane, *warp);
+        }
+        lanes.push((targets, w.elements(&addresses, 1, |_| true)));
+    }
+    // All elements have been read before any is written.
+    let results: Vec<_> = lanes.iter().map(|(_, elements)| w.results(elements, 0)).collect();
+    for (((targets, _), results), warp) in lanes.iter().zip(results).zip(&warps) {
+        let [in_row, in_column] =
+            [(row, lane, row_len), (column, *warp, column_len)].map(|(first, inside, len)| {
+                let place = w.long("add.s64", &[&first, &inside]);
+                w.e.set('p', "setp.lt.u64", &[&place, &len])
+            });
+        let (is_inside, skip) = (w.e.set('p', "and.pred", &[&in_row, &in_column]), w.e.label("OUTSIDE"));
+        line!(w.e, "@!{is_inside} bra {skip};");
+        w.e.end_block();
+        for (address, value) in targets.iter().zip(results) {
+            w.store(*address, &[value]);
+        }
+        line!(w.e, "{skip}:");
+        w.e.end_block();
+    }
+    // The tiles may still be read.
+    line!(w.e, "bar.sync 0;\nadd.s64 {tile}, {tile}, {step};\nbra {again};\n{done}:");
+    w.finish()
 }

@@ -1,7 +1,9 @@
 //! Expressions, against `ndarray`.
 
 use crate::support::gpu;
-use gpumem_array::ndarray::{Array1, Array2, Array3, Axis, Dimension, Ix1, Ix2, RemoveAxis, array, s};
+use gpumem_array::ndarray::{
+    Array1, Array2, Array3, Axis, Dimension, Ix1, Ix2, NewAxis, RemoveAxis, array, s,
+};
 use gpumem_array::{Arithmetic, ArrayError, Expression, Gpu, GpuArray, GpuView, Lazy, Real, update};
 use half::{bf16, f16};
 use num_complex::Complex;
@@ -369,6 +371,99 @@ fn an_axis_of_one_is_broadcast() {
     let apart = (x.lazy().insert_axis(Axis(1)) - c.lazy().insert_axis(Axis(0))).square().eval().unwrap();
     assert_eq!(apart.shape(), [3, 2, 2]);
     assert_eq!(apart.to_vec().unwrap(), [1.0, 1.0, 4.0, 4.0, 9.0, 16.0, 0.0, 1.0, 0.0, 0.0, 9.0, 9.0]);
+}
+
+/// Views of whole expressions: of arrays with fewer axes, of numbers, and of other views.
+#[test]
+fn views_of_expressions_are_those_of_their_results() {
+    let gpu = gpu();
+    let host = Array3::from_shape_fn((3, 4, 5), |(i, j, k)| (100 * i + 10 * j + k) as i32);
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    let row = GpuArray::from_slice(&gpu, &[1, 2, 3, 4, 5]).unwrap();
+    let column = GpuArray::from_array(&gpu, &array![[7], [8], [9], [10]]).unwrap();
+    let both = x.lazy() * &row - &column;
+    let wanted = &host * &array![1, 2, 3, 4, 5] - &array![[7], [8], [9], [10]];
+    let same = |found: GpuArray<i32, _>, wanted: Array3<i32>| assert_eq!(found.to_array().unwrap(), wanted);
+    same(both.t().eval().unwrap(), wanted.t().to_owned());
+    same(both.permuted_axes([1, 2, 0]).eval().unwrap(), wanted.clone().permuted_axes([1, 2, 0]));
+    let slice = s![1.., ..;-2, -3..-1];
+    same(both.slice(slice).eval().unwrap(), wanted.slice(slice).to_owned());
+    same(
+        (both.t().slice(s![1..;3, ..;-1, ..]) + 1).eval().unwrap(),
+        &wanted.t().slice(s![1..;3, ..;-1, ..]) + 1,
+    );
+    let part = both.slice(s![.., 2, ..;-1]).t() + both.slice(s![..;-1, -1, ..]).t();
+    let expected = &wanted.slice(s![.., 2, ..;-1]).t() + &wanted.slice(s![..;-1, -1, ..]).t();
+    assert_eq!(part.eval().unwrap().to_array().unwrap(), expected);
+    assert_eq!(part.sum_axis(Axis(1)).unwrap().to_array().unwrap(), expected.sum_axis(Axis(1)));
+    let wide = both.slice(s![0..1, .., NewAxis, ..]).broadcast((2, 4, 3, 5));
+    let expected = wanted.slice(s![0..1, .., NewAxis, ..]);
+    let expected = expected.broadcast((2, 4, 3, 5)).unwrap();
+    assert_eq!(wide.eval().unwrap().to_array().unwrap(), expected);
+    assert_eq!(wide.t().sum().unwrap().into_scalar().unwrap(), expected.sum());
+    assert!(both.slice(s![3.., .., ..]).eval().unwrap().is_empty());
+    // The elements of an aligned array, which are not aligned in the view.
+    let long = GpuArray::from_fn(&gpu, 4099, |i| i as f32).unwrap();
+    let steps = long.lazy().slice(s![1..]) - long.lazy().slice(s![..-1]);
+    assert!(steps.equals(1.0).all().unwrap().into_scalar().unwrap());
+    let dynamic = x.lazy().boxed().t().boxed();
+    same((dynamic + 0).eval().unwrap(), host.t().to_owned());
+}
+
+#[test]
+fn views_that_do_not_fit_are_refused_where_they_run() {
+    let gpu = gpu();
+    let x = GpuArray::<f32, _>::zeros(&gpu, (3, 2)).unwrap();
+    let lazy = x.lazy();
+    assert!(matches!(
+        lazy.permuted_axes([0, 0]).eval(),
+        Err(ArrayError::Shape { operation: "permuted_axes", .. })
+    ));
+    assert!(matches!(lazy.broadcast((3, 3)).eval(), Err(ArrayError::Shape { operation: "broadcast", .. })));
+    assert!(matches!(lazy.broadcast(2).eval(), Err(ArrayError::Shape { .. })));
+    assert!(matches!(lazy.slice(s![4.., ..]).eval(), Err(ArrayError::Slice { .. })));
+    assert!(matches!(lazy.slice(s![0, 2]).sum(), Err(ArrayError::Slice { .. })));
+    assert!(matches!(lazy.insert_axis(Axis(3)).eval(), Err(ArrayError::Slice { .. })));
+    assert!(matches!(lazy.broadcast((usize::MAX, 3, 2)).eval(), Err(ArrayError::TooManyElements { .. })));
+    let mut square = GpuArray::<f32, _>::zeros(&gpu, (2, 2)).unwrap();
+    let refused = update((&mut square,), |(before,)| (before + before.t(),)).unwrap_err();
+    assert!(matches!(refused, ArrayError::Shape { operation: "update", .. }), "{refused}");
+}
+
+/// Of sizes that are no multiples of a tile, with several arrays and other axes, of each size of elements.
+#[test]
+fn large_transposed_operands_are_read_by_tiles() {
+    fn check<T: Arithmetic + Copy + std::fmt::Debug>(gpu: &Gpu, number: impl Fn(usize) -> T) {
+        let host =
+            Array3::from_shape_fn((270, 2, 250), |(i, j, k)| number((i * 7919 + j * 31 + k * 101) % 97));
+        let x = GpuArray::from_array(gpu, &host).unwrap();
+        let plane = x.slice(s![..250, 1, ..]).unwrap();
+        let sum = (plane.lazy() + plane.lazy().t()).eval().unwrap().to_array().unwrap();
+        for ((i, j), found) in sum.indexed_iter() {
+            let [a, b] = [[i, j], [j, i]].map(|[i, j]: [usize; 2]| (i * 7919 + 31 + j * 101) % 97);
+            assert_eq!(*found, number(a + b), "{i}, {j}");
+        }
+        let turned = (x.lazy().t() * T::ONE).slice(s![..;-1, .., ..]);
+        let mut target = GpuArray::from_elem(gpu, (250, 2, 270), T::ZERO).unwrap();
+        target.assign_expr(turned + &x.slice(s![.., .., 0]).unwrap().t() * T::ZERO).unwrap();
+        assert_eq!(target.to_array().unwrap(), host.t().slice(s![..;-1, .., ..]));
+    }
+    let gpu = gpu();
+    check(&gpu, |n| n as u8);
+    check(&gpu, |n| f16::from_f32(n as f32));
+    check(&gpu, |n| n as i32);
+    check(&gpu, |n| n as f64);
+    check(&gpu, |n| Complex::new(n as f64, 0.0));
+    let mask = GpuArray::from_fn(&gpu, (260, 300), |(i, j)| i * j % 3 == 0).unwrap();
+    let (x, y) = (GpuArray::from_fn(&gpu, (300, 260), |(i, j)| (i * 260 + j) as f32).unwrap(), 0.5);
+    let chosen = mask.lazy().t().select(&x, y).eval().unwrap().to_array().unwrap();
+    for ((i, j), found) in chosen.indexed_iter() {
+        assert_eq!(*found, if i * j % 3 == 0 { (i * 260 + j) as f32 } else { 0.5 });
+    }
+    let mut z = GpuArray::<f32, _>::zeros(&gpu, (260, 300)).unwrap();
+    z += x.t();
+    z += x.t();
+    assert_eq!(z.to_array().unwrap(), x.to_array().unwrap().t().mapv(|x| 2.0 * x));
 }
 
 #[test]
