@@ -3,8 +3,6 @@
 #pragma once
 #include "common.cuh"
 
-typedef long long i64;
-
 // Each axis at least doubles the elements, and an address has 49 bits.
 const unsigned AXES_MAX = 48;
 

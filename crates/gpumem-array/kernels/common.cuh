@@ -6,6 +6,7 @@
 #pragma once
 
 typedef unsigned long long u64;
+typedef long long i64;
 
 // 16 bytes, moved by one load and one store of two words.
 typedef ulonglong2 Wide;

@@ -17,18 +17,28 @@ template <class T> __device__ void accumulate(Pack<T> &sums, Pack<T> x, Pack<T> 
     for (unsigned k = 0; k < Pack<T>::count; k++) sums.lane[k] += x.lane[k] * v.lane[k];
 }
 
+// A pack of a vector whose elements are `step` apart. It is aligned if they are not.
+template <class T> __device__ Pack<T> pack_at(const T *v, i64 step, u64 pack) {
+    if (step == 1) return reinterpret_cast<const Pack<T> *>(v)[pack];
+    Pack<T> gathered;
+    v += (i64)(pack * Pack<T>::count) * step;
+#pragma unroll
+    for (unsigned k = 0; k < Pack<T>::count; k++, v += step) gathered.lane[k] = *v;
+    return gathered;
+}
+
 // out[part][r] = sum over c of x[r][c] * v[c], over the `columns_a_part` columns of that part, the block's y index. The threads of a row
 // are the block's x axis: one warp, or all.
 template <class T>
-__device__ void rows(T *out, const T *x, u64 row_step, const T *v, u64 row_count, u64 column_count, u64 columns_a_part) {
+__device__ void rows(T *out, const T *x, u64 row_step, const T *v, i64 v_step, u64 row_count, u64 column_count,
+                     u64 columns_a_part) {
     __shared__ T slots[THREADS / 32];
     const u64 first = blockIdx.y * columns_a_part;
     const u64 count = first + columns_a_part < column_count ? columns_a_part : column_count - first;
-    x += first, v += first, out += blockIdx.y * row_count;
-    const bool packed = is_aligned(x) && is_aligned(v) && row_step % Pack<T>::count == 0;
+    x += first, v += (i64)first * v_step, out += blockIdx.y * row_count;
+    const bool packed = is_aligned(x) && (v_step != 1 || is_aligned(v)) && row_step % Pack<T>::count == 0;
     const unsigned lane = threadIdx.x, width = blockDim.x;
     const u64 packs = packed ? count / Pack<T>::count : 0;
-    const Pack<T> *v_packs = reinterpret_cast<const Pack<T> *>(v);
 #pragma unroll 1
     for (u64 row = blockIdx.x * (u64)blockDim.y + threadIdx.y; row < row_count; row += gridDim.x * (u64)blockDim.y) {
         const T *line = x + row * row_step;
@@ -43,11 +53,11 @@ __device__ void rows(T *out, const T *x, u64 row_step, const T *v, u64 row_count
             after_loads();
 #pragma unroll
             for (unsigned j = 0; j < IN_FLIGHT; j++)
-                if (base + j * width < packs) accumulate(sums, loaded[j], v_packs[base + j * width]);
+                if (base + j * width < packs) accumulate(sums, loaded[j], pack_at(v, v_step, base + j * width));
         }
 #pragma unroll 1
         for (u64 c = packs * Pack<T>::count + lane; c < count; c += width)
-            sums.lane[0] += line[c] * v[c];
+            sums.lane[0] += line[c] * v[(i64)c * v_step];
         T sum = sums.lane[0];
 #pragma unroll
         for (unsigned k = 1; k < Pack<T>::count; k++) sum += sums.lane[k];
@@ -67,7 +77,7 @@ __device__ void rows(T *out, const T *x, u64 row_step, const T *v, u64 row_count
 // out[part][c] = sum of x[r][c] * v[r] over the `rows_a_part` rows of that part, the block's y index; without v, of x[r][c] alone. A block
 // works on 32 packs of columns.
 template <class T>
-__device__ void columns(T *out, const T *x, u64 row_step, const T *v, u64 row_count, u64 column_count,
+__device__ void columns(T *out, const T *x, u64 row_step, const T *v, i64 v_step, u64 row_count, u64 column_count,
                         u64 rows_a_part) {
     __shared__ Pack<T> slots[ROWS][32];
     const u64 column = (blockIdx.x * (u64)32 + threadIdx.x) * Pack<T>::count;
@@ -95,7 +105,7 @@ __device__ void columns(T *out, const T *x, u64 row_step, const T *v, u64 row_co
         after_loads();
 #pragma unroll
         for (unsigned j = 0; j < IN_FLIGHT; j++)
-            if (base + j * ROWS < end) accumulate(sums, loaded[j], pack_of(v ? v[base + j * ROWS] : T(1)));
+            if (base + j * ROWS < end) accumulate(sums, loaded[j], pack_of(v ? v[(i64)(base + j * ROWS) * v_step] : T(1)));
     }
     slots[threadIdx.y][threadIdx.x] = sums;
     __syncthreads();
@@ -111,11 +121,13 @@ __device__ void columns(T *out, const T *x, u64 row_step, const T *v, u64 row_co
 
 // Compiled for each ELEMENT_SUFFIX.
 ENTRY_OF(THREADS, rows)
-(Element *out, const Element *x, u64 row_step, const Element *v, u64 row_count, u64 column_count, u64 columns_a_part) {
-    rows(out, x, row_step, v, row_count, column_count, columns_a_part);
+(Element *out, const Element *x, u64 row_step, const Element *v, i64 v_step, u64 row_count, u64 column_count,
+ u64 columns_a_part) {
+    rows(out, x, row_step, v, v_step, row_count, column_count, columns_a_part);
 }
 
 ENTRY_OF(THREADS, columns)
-(Element *out, const Element *x, u64 row_step, const Element *v, u64 row_count, u64 column_count, u64 rows_a_part) {
-    columns(out, x, row_step, v, row_count, column_count, rows_a_part);
+(Element *out, const Element *x, u64 row_step, const Element *v, i64 v_step, u64 row_count, u64 column_count,
+ u64 rows_a_part) {
+    columns(out, x, row_step, v, v_step, row_count, column_count, rows_a_part);
 }

@@ -27,7 +27,8 @@ mod view;
 
 pub use evaluate::{Updated, Updates, update};
 pub use node::{Axes, Broadcast, ConvertsTo, Expression, Lazy, NoAxes, Operand, Together};
-pub use scalar::{Arithmetic, Comparable, Factor, Numeric, Real, Scalar};
+pub use reduce::ReducedAxes;
+pub use scalar::{Arithmetic, Comparable, Factor, Numeric, Real, Scalar, Truth};
 
 use crate::array::{GpuArray, GpuView, readers, writers};
 use crate::element::kind::Kind;

@@ -79,7 +79,7 @@ pub use element::{Cast, Element, kind};
 pub use error::{ArrayError, GraphError, Rejected};
 pub use expression::{
     Arithmetic, Axes, Broadcast, Comparable, ConvertsTo, Expression, Factor, Lazy, NoAxes, Numeric, Operand,
-    Real, Scalar, Together, Updated, Updates, update,
+    Real, ReducedAxes, Scalar, Together, Truth, Updated, Updates, update,
 };
 pub use gpu::staging::{StagingOptions, VARIABLES};
 #[doc(hidden)]

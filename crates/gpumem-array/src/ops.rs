@@ -9,7 +9,6 @@ mod indices;
 pub(crate) mod operators;
 pub(crate) mod product;
 mod random;
-pub(crate) mod reduce;
 mod resize;
 mod scan;
 

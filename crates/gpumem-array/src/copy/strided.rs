@@ -89,7 +89,8 @@ fn words(axis: AxisStep) -> AxisWords {
     [axis.len as u64, (axis.to as i64).cast_unsigned(), (axis.from as i64).cast_unsigned()]
 }
 
-fn packed(outer: &[AxisStep]) -> OuterAxes {
+/// Axes from the slowest to the fastest, as the kernels take them.
+pub(crate) fn packed(outer: &[AxisStep]) -> OuterAxes {
     debug_assert!(outer.len() <= AXES_MAX, "more elements than addresses");
     let mut axes: OuterAxes = [0; 1 + 3 * AXES_MAX];
     axes[0] = outer.len() as u64;

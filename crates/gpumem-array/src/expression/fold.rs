@@ -21,6 +21,8 @@ pub(crate) const FIRST_AXIS: usize = 5;
 #[repr(u8)]
 pub(crate) enum Fold {
     Sum,
+    /// The number of truths.
+    Count,
     Mean,
     Product,
     Min,
@@ -35,6 +37,10 @@ pub(crate) enum Fold {
     /// The sum of squared distances from the mean, divided by a number.
     Variance,
     Deviation,
+    /// The largest element, and the sum of the powers of e by how much the elements are less than it.
+    Powers,
+    /// The logarithm of the sum of the powers of e.
+    LogSumExp,
 }
 
 impl Fold {
@@ -50,15 +56,30 @@ impl Fold {
         matches!(self, Self::Variance | Self::Deviation)
     }
 
+    fn has_powers(self) -> bool {
+        matches!(self, Self::Powers | Self::LogSumExp)
+    }
+
+    /// The arrays of the result.
+    pub(crate) fn result_count(self) -> usize {
+        if self == Self::Powers { 2 } else { 1 }
+    }
+
     /// The states of no elements, as literals.
     fn first(self, of: ScalarType) -> [String; 3] {
         let zero = || of.literal(0.0);
         match self {
-            Self::Sum | Self::Mean | Self::Any | Self::Norm => [zero(), zero(), zero()],
-            Self::Variance | Self::Deviation => [zero(), zero(), zero()],
+            Self::Sum
+            | Self::Count
+            | Self::Mean
+            | Self::Any
+            | Self::Norm
+            | Self::Variance
+            | Self::Deviation => [zero(), zero(), zero()],
             Self::Product | Self::All => [of.literal(1.0), zero(), zero()],
             Self::Min | Self::ArgMin => [of.limit(true), i64::MAX.to_string(), zero()],
             Self::Max | Self::ArgMax => [of.limit(false), i64::MAX.to_string(), zero()],
+            Self::Powers | Self::LogSumExp => [of.limit(false), zero(), zero()],
         }
     }
 }
@@ -81,12 +102,13 @@ pub(crate) struct FoldClass {
 
 impl FoldClass {
     /// The types of a state: the value, and the place of an extreme; the parts of a complex number; the mean of some numbers, the sum of their
-    /// squared distances from it, and their count.
+    /// squared distances from it, and their count; the largest number, and the sum of powers.
     pub(crate) fn state(&self) -> Vec<ScalarType> {
         let of = self.of.part();
         match self.fold {
             fold if fold.has_place() => vec![of, ScalarType::I64],
             fold if fold.is_variance() => vec![of; 3],
+            fold if fold.has_powers() => vec![of; 2],
             _ if self.of.is_complex() => vec![of; 2],
             _ => vec![of],
         }
@@ -94,7 +116,7 @@ impl FoldClass {
 
     /// The arrays that the kernel writes.
     pub(crate) fn results(&self) -> usize {
-        if self.is_partial { self.state().len() } else { 1 }
+        if self.is_partial { self.state().len() } else { self.fold.result_count() }
     }
 
     pub(crate) fn key(&self) -> [u8; 7] {
@@ -107,6 +129,7 @@ impl FoldClass {
 /// The type that elements are reduced as.
 pub(crate) fn reduced_as(of: ScalarType, fold: Fold) -> ScalarType {
     match of {
+        ScalarType::Bool if fold == Fold::Count => ScalarType::I64,
         ScalarType::F16 | ScalarType::Bf16 if !fold.has_place() => ScalarType::F32,
         other => other,
     }
@@ -115,9 +138,10 @@ pub(crate) fn reduced_as(of: ScalarType, fold: Fold) -> ScalarType {
 /// The text of a reduction.
 pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
     let mut w = KernelWriter::new(plan, FIRST_AXIS);
-    let targets: Vec<Register> = (0..class.results())
-        .map(|target| w.address(plan.argument_count - class.results() + target))
-        .collect();
+    let parts_of = class.is_partial.then(|| {
+        let address = |target| w.address(plan.argument_count - class.results() + target);
+        (0..class.results()).map(address).collect::<Vec<_>>()
+    });
     let (thread, all) = w.thread();
     let shift = class.threads.ilog2();
     let [outputs, inner, parts, chunk, total] = [0, 1, 2, 3, 4].map(|word| w.word(word));
@@ -157,10 +181,16 @@ pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
     }
     line!(w.e, "setp.ne.u64 {is}, {place}, 0;\n@{is} bra {next};");
     w.e.end_block();
-    let values = if class.is_partial { state } else { vec![finished(&mut w, class, &state, total)] };
-    for (value, target) in values.iter().zip(&targets) {
-        let address = w.long("mad.lo.s64", &[&output, &value.of.size(), target]);
-        w.store(address, &[*value]);
+    // Parts are one after the other, and results where their array has them.
+    if let Some(parts_of) = parts_of {
+        for (value, target) in state.iter().zip(&parts_of) {
+            let address = w.long("mad.lo.s64", &[&output, &value.of.size(), target]);
+            w.store(address, &[*value]);
+        }
+    } else {
+        for (value, address) in finished(&mut w, class, &state, total).into_iter().zip(&bases) {
+            w.store(*address, &[value]);
+        }
     }
     line!(w.e, "{next}:\nadd.s64 {output}, {output}, {step};\nbra {again};\n{done}:");
     w.finish()
@@ -239,6 +269,10 @@ fn item(
     match class.fold {
         fold if fold.has_place() => vec![value, EmittedValue::new(ScalarType::I64, at)],
         Fold::Norm => vec![product(&mut w.e, &[value, value])],
+        fold if fold.has_powers() => {
+            let one = w.e.value(class.of, &format!("mov.{}", class.of.name()), &[&class.of.literal(1.0)]);
+            vec![value, EmittedValue::new(class.of, one)]
+        }
         _ if class.of.is_complex() => value.parts().to_vec(),
         _ => vec![value],
     }
@@ -259,7 +293,7 @@ fn merged(
             let complex = |state: &[EmittedValue]| EmittedValue::complex(state[0], state[state.len() - 1]);
             return product(e, &[complex(a), complex(b)]).parts().to_vec();
         }
-        Fold::Sum | Fold::Mean | Fold::Norm => format!("add{rounding}.{name}"),
+        Fold::Sum | Fold::Count | Fold::Mean | Fold::Norm => format!("add{rounding}.{name}"),
         Fold::Product if of.is_float() => format!("mul.rn.{name}"),
         Fold::Product => format!("mul.lo.{name}"),
         Fold::Min => format!("min.{name}"),
@@ -267,6 +301,7 @@ fn merged(
         Fold::Any => "or.pred".to_owned(),
         Fold::All => "and.pred".to_owned(),
         Fold::Variance | Fold::Deviation => return spread(e, a, b),
+        Fold::Powers | Fold::LogSumExp => return powers(e, a, b),
         Fold::ArgMin | Fold::ArgMax => {
             let (Some(place_x), Some(place_y)) = (a.get(1).copied(), b.get(1).copied()) else {
                 return Vec::new();
@@ -319,6 +354,30 @@ fn spread(e: &mut Emitter, a: &[EmittedValue], b: &[EmittedValue]) -> Vec<Emitte
         squares = value(e, "add.rn", &[&squares.register, &added.register]);
     }
     vec![mean, squares, all]
+}
+
+/// The larger one of two numbers, and the sum of powers less that number: the smaller side is scaled down. NaN stays in the sum.
+fn powers(e: &mut Emitter, a: &[EmittedValue], b: &[EmittedValue]) -> Vec<EmittedValue> {
+    let ([x, x_sum], [y, y_sum]) = (a, b) else { return Vec::new() };
+    let (of, name) = (x.of, x.of.name());
+    let compared = |e: &mut Emitter, how: &str, x: &EmittedValue, y: &EmittedValue| {
+        let operands: [InstructionOperand<'_>; 2] = [&x.register, &y.register];
+        EmittedValue::new(
+            ScalarType::Bool,
+            e.value(ScalarType::Bool, &format!("setp.{how}.{name}"), &operands),
+        )
+    };
+    let is_first = compared(e, "ge", x, y);
+    let (high, low) = (choice(e, is_first, *x, *y), choice(e, is_first, *y, *x));
+    let (kept, scaled) = (choice(e, is_first, *x_sum, *y_sum), choice(e, is_first, *y_sum, *x_sum));
+    // Two infinities are not apart.
+    let is_same = compared(e, "eq", &low, &high);
+    let apart = e.value(of, &format!("sub.rn.{name}"), &[&low.register, &high.register]);
+    let apart = e.value(of, &format!("selp.{name}"), &[&of.literal(0.0), &apart, &is_same.register]);
+    let factor = e.call("exp", &[EmittedValue::new(of, apart)]);
+    let operands: [InstructionOperand<'_>; 3] = [&scaled.register, &factor.register, &kept.register];
+    let sum = e.value(of, &format!("fma.rn.{name}"), &operands);
+    vec![high, EmittedValue::new(of, sum)]
 }
 
 /// Sets the registers of a state.
@@ -416,22 +475,23 @@ fn across_block(w: &mut KernelWriter<'_>, class: &FoldClass, place: Register, st
     across_warp(w, class, state, warps / 2);
 }
 
-/// The result of all elements.
+/// The results of all elements.
 fn finished(
     w: &mut KernelWriter<'_>,
     class: &FoldClass,
     state: &[EmittedValue],
     total: Register,
-) -> EmittedValue {
+) -> Vec<EmittedValue> {
     let e = &mut w.e;
     let last = state[state.len() - 1];
     if class.fold.has_place() {
         // All elements are NaN: the first.
         let is_none = e.value(ScalarType::Bool, "setp.eq.s64", &[&last.register, &i64::MAX]);
-        return EmittedValue::new(
-            last.of,
-            e.value(ScalarType::I64, "selp.b64", &[&0, &last.register, &is_none]),
-        );
+        let place = e.value(ScalarType::I64, "selp.b64", &[&0, &last.register, &is_none]);
+        return vec![EmittedValue::new(last.of, place)];
+    }
+    if class.fold == Fold::Powers {
+        return state.to_vec();
     }
     let root = |e: &mut Emitter, x: EmittedValue| {
         EmittedValue::new(x.of, e.value(x.of, &format!("sqrt.rn.{}", x.of.name()), &[&x.register]))
@@ -446,8 +506,13 @@ fn finished(
             if class.fold == Fold::Deviation { root(e, mean) } else { mean }
         }
         Fold::Norm => root(e, last),
+        Fold::LogSumExp => {
+            let logarithm = e.call("ln", &[last]);
+            let add = format!("add.rn.{}", class.of.name());
+            EmittedValue::new(class.of, e.value(class.of, &add, &[&state[0].register, &logarithm.register]))
+        }
         _ if class.of.is_complex() => EmittedValue::complex(state[0], last),
         _ => last,
     };
-    convert(e, result, class.out)
+    vec![convert(e, result, class.out)]
 }

@@ -52,6 +52,13 @@ pub(crate) struct LeafElement {
     pub(crate) axes: Vec<(usize, isize)>,
 }
 
+impl LeafElement {
+    /// The results of a reduction, with these lengths and strides in bytes.
+    pub(crate) fn result(of: ScalarType, place: usize, axes: Vec<(usize, isize)>) -> Self {
+        Self { of: Some(of), argument: ArgumentIndex::Target(place as u8), axes, ..Self::default() }
+    }
+}
+
 /// Which argument of the launch elements are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ArgumentIndex {

@@ -75,7 +75,7 @@ pub(crate) enum Steps {
 impl KernelPlan {
     /// Plans an element-wise kernel for elements of this shape.
     pub(crate) fn each(&mut self, notes: &Notes, shape: &[usize]) {
-        self.begin(notes, shape, true);
+        self.begin(notes, shape, notes.targets());
         let Self { order, unmerged, .. } = self;
         order.clear();
         order.extend((0..shape.len()).filter(|axis| shape[*axis] > 1));
@@ -106,27 +106,40 @@ impl KernelPlan {
         self.end(notes, &[0]);
     }
 
-    /// Plans a reduction along some axes of elements of this shape. `is_ordered` keeps the order of the elements in the shape.
+    /// Plans a reduction along some axes of elements of this shape to `results`. `is_ordered` keeps the order of the elements in the shape.
     pub(crate) fn reduction(
         &mut self,
         notes: &Notes,
         shape: &[usize],
+        results: &[LeafElement],
         is_reduced: impl Fn(usize) -> bool,
         is_ordered: bool,
     ) {
-        self.begin(notes, shape, false);
+        self.begin(notes, shape, results);
         self.lens.clear();
         self.strides.clear();
+        let skipped = self.target_count * shape.len();
         for wanted in [true, false] {
             let Self { order, unmerged, .. } = self;
+            let strides = |axis: usize| {
+                unmerged[skipped..].iter().skip(axis).step_by(shape.len()).map(|stride| stride.unsigned_abs())
+            };
+            let least = |axis: usize| strides(axis).filter(|stride| *stride > 0).min().unwrap_or(usize::MAX);
             order.clear();
             order.extend((0..shape.len()).filter(|axis| shape[*axis] > 1 && is_reduced(*axis) == wanted));
             if wanted && !is_ordered {
                 // Along the memory of the largest arrays, whatever their order in the expression.
-                let slowest = |axis: &usize| {
-                    unmerged.iter().skip(*axis).step_by(shape.len()).map(|stride| stride.unsigned_abs()).max()
-                };
-                order.sort_by_key(|axis| core::cmp::Reverse(slowest(axis)));
+                order.sort_by_key(|axis| core::cmp::Reverse(strides(*axis).max()));
+            }
+            let fastest = order.iter().rev().copied().min_by_key(|axis| least(*axis));
+            if let Some(axis) = fastest.filter(|_| !wanted) {
+                // Neighbouring threads read neighbouring elements.
+                if (0..shape.len())
+                    .all(|other| !is_reduced(other) || shape[other] == 1 || least(other) > least(axis))
+                {
+                    order.retain(|other| *other != axis);
+                    order.push(axis);
+                }
             }
             let first = self.lens.len();
             self.merge_after(shape, first);
@@ -137,14 +150,13 @@ impl KernelPlan {
         self.classify();
     }
 
-    /// Columns for all elements.
-    fn begin(&mut self, notes: &Notes, shape: &[usize], has_targets: bool) {
+    /// Columns for the targets and all elements.
+    fn begin(&mut self, notes: &Notes, shape: &[usize], targets: &[LeafElement]) {
         self.tile_axis = None;
         self.columns.clear();
         self.unmerged.clear();
         self.places.clear();
         let array_count = notes.array_count;
-        let targets = if has_targets { notes.targets() } else { &[] };
         targets.iter().for_each(|target| {
             self.column(target, shape, array_count);
         });

@@ -1,22 +1,23 @@
-//! Reductions of expressions, of all elements or along an axis.
+//! Reductions of expressions and arrays, of all elements or along axes. Results stay on the device, as arrays.
 
-use crate::array::GpuArray;
+use crate::array::{GpuArray, readers};
 use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::evaluate::{ExpressionMemory, with_memory, without_arrays};
 use crate::expression::fold::{self, FIRST_AXIS, Fold, FoldClass, GROUP};
-use crate::expression::node::{Converted, Expression, Lazy, Recordable};
-use crate::expression::notes::Notes;
+use crate::expression::node::{Converted, Expression, Lazy, Recordable, layout_axes};
+use crate::expression::notes::{LeafElement, Notes};
 use crate::expression::plan::{KernelPlan, NARROW_MAX, blocks};
-use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar};
+use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar, Truth};
 use crate::expression::tape::{Tape, check_arrays};
 use crate::expression::text::{NAME, THREADS};
 use crate::gpu::Gpu;
 use crate::kernel::Function;
 use crate::kernel::generated::GeneratedKernel;
+use crate::launch::OwnArguments;
 use crate::layout::{ElementOrder, Layout};
 use core::marker::PhantomData;
-use ndarray::{Axis, Dimension, Ix0, Ix1};
+use ndarray::{Axis, Dimension, Ix0, Ix1, IxDyn};
 
 /// Enough threads to keep a large GPU busy.
 const THREADS_WANTED: usize = 132 * 1024;
@@ -43,8 +44,8 @@ impl Division {
         let inner: usize = plan.lens[..plan.reduced_count].iter().product();
         let outputs: usize = plan.lens[plan.reduced_count..].iter().product();
         let least = |mut axes: core::ops::Range<usize>| {
-            let strides =
-                |axis| (0..plan.columns.len()).map(move |column| plan.stride(axis, column).unsigned_abs());
+            let read = plan.target_count..plan.columns.len();
+            let strides = |axis| read.clone().map(move |column| plan.stride(axis, column).unsigned_abs());
             axes.by_ref().flat_map(strides).filter(|stride| *stride != 0).min().unwrap_or(usize::MAX)
         };
         // Neighbouring threads read neighbouring elements.
@@ -105,25 +106,57 @@ fn entry<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g GeneratedKernel, Arr
     gpu.library().generated().entry(&plan.key, plan.key_hash)
 }
 
+/// The axes of a reduction: an [`Axis`], or an array of up to four, such as `[Axis(0), Axis(2)]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name the axes of a reduction",
+    note = "`Axis(0)` does, and `[Axis(0), Axis(2)]`"
+)]
+pub trait ReducedAxes<D> {
+    /// The dimension without them.
+    type Rest: Dimension;
+    #[doc(hidden)]
+    fn list(&self) -> &[Axis];
+}
+
+macro_rules! reduced_axes {
+    ($($axes:ty => $rest:ty, |$list:ident| $slice:expr;)*) => {$(
+        impl<D: Dimension> ReducedAxes<D> for $axes {
+            type Rest = $rest;
+            fn list(&self) -> &[Axis] {
+                let $list = self;
+                $slice
+            }
+        }
+    )*};
+}
+reduced_axes! {
+    Axis => D::Smaller, |axis| core::slice::from_ref(axis);
+    [Axis; 1] => D::Smaller, |axes| axes;
+    [Axis; 2] => <D::Smaller as Dimension>::Smaller, |axes| axes;
+    [Axis; 3] => <<D::Smaller as Dimension>::Smaller as Dimension>::Smaller, |axes| axes;
+    [Axis; 4] => <<<D::Smaller as Dimension>::Smaller as Dimension>::Smaller as Dimension>::Smaller, |axes| axes;
+}
+
 /// The reduction of an expression. Errors name `operation`; `empty` is the result of no elements. A mean or variance is divided by their
 /// number less `ddof`, which is 0 for others.
-pub(crate) fn reduce<E: Expression, T: Scalar, D: Dimension>(
+fn reduce<E: Expression, T: Scalar, D: Dimension>(
     operation: &'static str,
     expression: &E,
     fold: Fold,
-    axis: Option<Axis>,
+    axes: Option<&[Axis]>,
     empty: Option<T>,
     ddof: f64,
 ) -> Result<GpuArray<T, D>, ArrayError> {
-    reduce_recorded(operation, (expression, E::Elem::TYPE), fold, axis, empty, ddof)
+    reduce_recorded(operation, (expression, E::Elem::TYPE), fold, axes, empty, ddof)
 }
 
-/// Compiled once for all expressions with such a result.
+/// Compiled once for all expressions with such a result. Several results are in one array along a first axis; it has all axes of the
+/// expression, those that are reduced with the length 1.
 fn reduce_recorded<T: Scalar, D: Dimension>(
     operation: &'static str,
     (expression, elem): (&dyn Recordable, ScalarType),
     fold: Fold,
-    axis: Option<Axis>,
+    axes: Option<&[Axis]>,
     empty: Option<T>,
     ddof: f64,
 ) -> Result<GpuArray<T, D>, ArrayError> {
@@ -133,53 +166,72 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         let gpu = tape.gpu.ok_or_else(without_arrays)?;
         notes.read(tape.recording, operation)?;
         let shape = notes.shape();
-        if let Some(Axis(axis)) = axis.filter(|axis| axis.0 >= shape.len()) {
-            let expected = "the index of an axis";
-            return Err(ArrayError::Shape { operation, left: shape, right: vec![axis], expected });
+        let refused = |right: Vec<usize>, expected| {
+            Err(ArrayError::Shape { operation, left: shape.clone(), right, expected })
+        };
+        let named = axes.unwrap_or_default();
+        let is_known = |(index, axis): (usize, &Axis)| axis.0 < shape.len() && !named[..index].contains(axis);
+        if !named.iter().enumerate().all(is_known) {
+            return refused(named.iter().map(|axis| axis.0).collect(), "each axis exists, and is named once");
         }
         let bytes = shape.iter().try_fold(elem.size(), |bytes, len| bytes.checked_mul(*len));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(ArrayError::TooManyElements { shape });
         }
-        let is_reduced = |index: usize| axis.is_none_or(|axis| axis.0 == index);
-        let kept = || shape.iter().enumerate().filter(|(index, _)| !is_reduced(*index)).map(|(_, len)| *len);
-        let mut dim = D::zeros(kept().count());
-        dim.slice_mut().iter_mut().zip(kept()).for_each(|(to, len)| *to = len);
-        let reduced = shape.iter().enumerate().filter(|(index, _)| is_reduced(*index));
-        let total: usize = reduced.map(|(_, len)| *len).product();
+        let is_reduced = |index: usize| axes.is_none_or(|axes| axes.contains(&Axis(index)));
+        let (reduced, kept): (Vec<usize>, Vec<usize>) = (0..shape.len()).partition(|axis| is_reduced(*axis));
+        let total: usize = reduced.iter().map(|axis| shape[*axis]).product();
+        let result_count = fold.result_count();
+        let lens: Vec<usize> = match result_count {
+            1 => kept.iter().map(|axis| shape[*axis]).collect(),
+            _ => {
+                let len = |axis| if is_reduced(axis) { 1 } else { shape[axis] };
+                core::iter::once(result_count).chain((0..shape.len()).map(len)).collect()
+            }
+        };
+        let mut dim = D::zeros(lens.len());
+        dim.slice_mut().copy_from_slice(&lens);
         let result =
             GpuArray::<T, D>::unwritten(gpu, Layout::dense(dim.clone(), ElementOrder::Row, size_of::<T>())?)?;
         if result.is_empty() {
             return Ok(result);
         }
         if total == 0 {
-            let expected = "an output has at least one element";
-            let Some(empty) = empty else {
-                return Err(ArrayError::Shape {
-                    operation,
-                    left: shape,
-                    right: dim.slice().to_vec(),
-                    expected,
-                });
+            return match empty {
+                Some(empty) => GpuArray::from_elem(gpu, dim, empty),
+                None => refused(lens, "an output has at least one element"),
             };
-            return GpuArray::from_elem(gpu, dim, empty);
         }
         if !(0.0..=total as f64).contains(&ddof) {
-            let expected = "`ddof` is at least 0, and at most the number of elements of an output";
-            return Err(ArrayError::Shape { operation, left: shape, right: dim.slice().to_vec(), expected });
+            return refused(lens, "`ddof` is at least 0, and at most the number of elements of an output");
         }
         let total = total as f64 - ddof;
+        // The strides of a result, whose axes are in row-major order, and its bytes.
+        let mut axes: Vec<_> = shape.iter().map(|len| (*len, 0)).collect();
+        let bytes = kept.iter().rev().fold(size_of::<T>(), |stride, axis| {
+            axes[*axis].1 = stride.cast_signed();
+            stride * shape[*axis]
+        });
+        let results = |axes: Vec<_>| -> Vec<_> {
+            (0..result_count).map(|place| LeafElement::result(T::TYPE, place, axes.clone())).collect()
+        };
+        let write = |arguments: &mut OwnArguments<'_>| {
+            for place in 1..result_count {
+                arguments.address(result.planned() + (place * bytes) as u64);
+            }
+        };
         let Tape { mut arguments, recording, .. } = tape;
-        plan.reduction(notes, &shape, is_reduced, fold.has_place());
+        plan.reduction(notes, &shape, &results(axes), is_reduced, fold.has_place());
         let division = Division::of(plan, true);
         let of = fold::reduced_as(elem, fold);
-        let (is_partial, array_count) = (division.parts > 1, plan.argument_count);
+        let (is_partial, array_count) = (division.parts > 1, notes.array_count);
         let mut class =
             FoldClass { fold, of, out: T::TYPE, threads: division.threads, is_partial, has_states: false };
         check_arrays(array_count + class.results(), operation)?;
         if !is_partial {
             arguments.array((result.writes(), result.planned()));
-            division.end(plan, notes, &class, array_count + 1, total);
+            write(&mut arguments);
+            division.end(plan, notes, &class, array_count + result_count, total);
             let kernel = entry(gpu, plan)?;
             let function = function(gpu, kernel, plan, &class)?;
             arguments.launch(gpu, function, division.blocks(), &plan.words).queue(operation)?;
@@ -199,22 +251,26 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         let first =
             arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
 
-        let shape = [division.parts, division.outputs];
+        // Outputs are in the order of the plan.
+        let mut axes = vec![(division.parts, 0)];
+        axes.extend(
+            (plan.reduced_count..plan.lens.len()).rev().map(|axis| (plan.lens[axis], plan.stride(axis, 0))),
+        );
+        let shape: Vec<_> = axes.iter().map(|(len, _)| *len).collect();
         let mut tape = Tape::new(operation, recording);
         for (array, of) in &parts {
-            let size = of.size().cast_signed();
-            let strides = [shape[1].cast_signed() * size, size];
             let view = array.view();
-            tape.array(*of, gpu, view.reads(), array.planned(), shape.into_iter().zip(strides));
+            let layout = Layout::dense(IxDyn(&shape), ElementOrder::Row, of.size())?;
+            tape.array(*of, gpu, view.reads(), array.planned(), layout_axes(&layout, of.size()));
         }
         let Tape { mut arguments, recording, .. } = tape;
         notes.read(recording, operation)?;
-        plan.reduction(notes, &shape, |axis| axis == 0, true);
+        plan.reduction(notes, &shape, &results(axes), |axis| axis == 0, true);
         let division = Division::of(plan, false);
         class = FoldClass { threads: division.threads, is_partial: false, has_states: true, ..class };
         arguments.array((result.writes(), result.planned()));
-        let array_count = plan.argument_count;
-        division.end(plan, notes, &class, array_count + 1, total);
+        write(&mut arguments);
+        division.end(plan, notes, &class, parts.len() + result_count, total);
         let kernel = entry(gpu, plan)?;
         let second =
             arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
@@ -232,14 +288,14 @@ pub(crate) fn sum<E: Expression<Elem: Arithmetic>>(
 }
 
 macro_rules! reductions {
-    ($($(#[$attribute:meta])* $all:ident $along:ident ($($bound:tt)*) $fold:ident $out:ty, $empty:expr $(, $ddof:ident)?;)*) => {
+    ($($(#[$attribute:meta])* $all:ident $along:ident ($($bound:tt)*) $fold:ident $out:tt, $empty:expr $(, $ddof:ident)?;)*) => {
         impl<E: Expression> Lazy<E> {$(
             $(#[$attribute])*
             ///
             /// # Errors
             ///
             /// Those of [`Lazy::eval`], and where it has no value [`ArrayError::Shape`] for no elements.
-            pub fn $all(&self $(, $ddof: f64)?) -> Result<GpuArray<$out, Ix0>, ArrayError>
+            pub fn $all(&self $(, $ddof: f64)?) -> Result<GpuArray<reductions!(@ $out E::Elem), Ix0>, ArrayError>
             where
                 E::Elem: $($bound)*,
             {
@@ -247,24 +303,55 @@ macro_rules! reductions {
             }
 
             $(#[$attribute])*
-            /// For each output along an axis, which the result does not have.
+            ///
+            /// For each output along an axis, or along several (`[Axis(0), Axis(2)]`), which the result does not have.
             ///
             /// # Errors
             ///
-            /// Those of the reduction of all elements, and [`ArrayError::Shape`] if there is no such axis.
-            pub fn $along(
+            /// Those of the reduction of all elements, and [`ArrayError::Shape`] unless each axis exists and is named once.
+            pub fn $along<A: ReducedAxes<E::Dim>>(
                 &self,
-                axis: Axis
+                axes: A
                 $(, $ddof: f64)?
-            ) -> Result<GpuArray<$out, <E::Dim as Dimension>::Smaller>, ArrayError>
+            ) -> Result<GpuArray<reductions!(@ $out E::Elem), A::Rest>, ArrayError>
             where
                 E::Elem: $($bound)*,
                 E::Dim: Dimension,
             {
-                reduce(stringify!($along), &self.0, Fold::$fold, Some(axis), $empty, 0.0 $(+ $ddof)?)
+                reduce(stringify!($along), &self.0, Fold::$fold, Some(axes.list()), $empty, 0.0 $(+ $ddof)?)
             }
         )*}
+
+        readers! {
+            Scalar;
+
+            $(
+                $(#[$attribute])*
+                ///
+                /// # Errors
+                ///
+                #[doc = concat!("Those of [`Lazy::", stringify!($all), "`](crate::Lazy::", stringify!($all), ").")]
+                pub fn $all(view $(, $ddof: f64)?) -> Result<GpuArray<reductions!(@ $out T), Ix0>, ArrayError>
+                where (T: $($bound)*) {
+                    view.lazy().$all($($ddof)?)
+                }
+
+                $(#[$attribute])*
+                ///
+                /// For each output along an axis, or along several (`[Axis(0), Axis(2)]`), which the result does not have.
+                ///
+                /// # Errors
+                ///
+                #[doc = concat!("Those of [`Lazy::", stringify!($along), "`](crate::Lazy::", stringify!($along), ").")]
+                pub fn $along[A: ReducedAxes<D>](view, axes: A $(, $ddof: f64)?) -> Result<GpuArray<reductions!(@ $out T), A::Rest>, ArrayError>
+                where (T: $($bound)*) {
+                    view.lazy().$along(axes $(, $ddof)?)
+                }
+            )*
+        }
     };
+    (@ same $elem:ty) => { $elem };
+    (@ $out:tt $elem:ty) => { $out };
 }
 
 reductions! {
@@ -274,15 +361,29 @@ reductions! {
     /// largest strides of all arrays: the sum of a transposed array is that of the array, and may differ from that of a row-major copy in the
     /// last digits. Along an axis it depends also on the other axes, and on whether that axis is the one whose elements are next to each
     /// other. It depends neither on the GPU nor on its load.
-    sum sum_axis (Arithmetic) Sum E::Elem, Some(E::Elem::ZERO);
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::ndarray::{Axis, array, s};
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1, 2, 3], [4, 5, 6]])?;
+    /// assert_eq!(x.slice(s![.., 1..])?.sum()?.into_scalar()?, 16);
+    /// let mean = x.sum()? / 6; // stays on the device
+    /// assert_eq!(mean.into_scalar()?, 3);
+    /// let stack = x.reshape((2, 3, 1))?;
+    /// assert_eq!((stack.lazy() * 2).sum_axis([Axis(0), Axis(2)])?.to_vec()?, [10, 14, 18]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    sum sum_axis (Arithmetic) Sum same, Some(Arithmetic::ZERO);
     /// The product. Of no elements it is one.
-    product product_axis (Arithmetic) Product E::Elem, Some(E::Elem::ONE);
+    product product_axis (Arithmetic) Product same, Some(Arithmetic::ONE);
     /// The mean.
-    mean mean_axis (Real) Mean E::Elem, None;
+    mean mean_axis (Real) Mean same, None;
     /// The largest element. NaN is passed over; if all are NaN, the result is the least value of the type, which is minus infinity.
-    max_element max_axis (Arithmetic + Comparable) Max E::Elem, None;
+    max_element max_axis (Arithmetic + Comparable) Max same, None;
     /// The smallest element. NaN is passed over; if all are NaN, the result is the largest value of the type, which is infinity.
-    min_element min_axis (Arithmetic + Comparable) Min E::Elem, None;
+    min_element min_axis (Arithmetic + Comparable) Min same, None;
     /// The place of the largest element in row-major order, and of several the first. NaN is passed over; if all are NaN, it is 0.
     argmax argmax_axis (Arithmetic + Comparable) ArgMax i64, None;
     /// The place of the smallest element in row-major order, and of several the first. NaN is passed over; if all are NaN, it is 0.
@@ -297,67 +398,67 @@ reductions! {
     /// assert_eq!(x.lazy().var(1.0)?.into_scalar()?, 1.0);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
-    var var_axis (Real) Variance E::Elem, None, ddof;
+    var var_axis (Real) Variance same, None, ddof;
     /// The standard deviation: the square root of [`Lazy::var`].
-    std std_axis (Real) Deviation E::Elem, None, ddof;
+    std std_axis (Real) Deviation same, None, ddof;
     /// The Euclidean norm: the square root of the sum of squares, which may overflow where the result does not.
-    norm norm_axis (Real) Norm E::Elem, Some(E::Elem::ZERO);
-}
-
-macro_rules! truths {
-    ($($(#[$attribute:meta])* $all:ident $along:ident $fold:ident $empty:literal;)*) => {
-        impl<E: Expression<Elem = bool>> Lazy<E> {$(
-            $(#[$attribute])*
-            ///
-            /// # Errors
-            ///
-            /// Those of [`Lazy::eval`].
-            pub fn $all(&self) -> Result<GpuArray<bool, Ix0>, ArrayError> {
-                reduce(stringify!($all), &self.0, Fold::$fold, None, Some($empty), 0.0)
-            }
-
-            $(#[$attribute])*
-            /// For each output along an axis, which the result does not have.
-            ///
-            /// # Errors
-            ///
-            /// Those of [`Lazy::eval`], and [`ArrayError::Shape`] if there is no such axis.
-            pub fn $along(&self, axis: Axis) -> Result<GpuArray<bool, <E::Dim as Dimension>::Smaller>, ArrayError>
-            where
-                E::Dim: Dimension,
-            {
-                reduce(stringify!($along), &self.0, Fold::$fold, Some(axis), Some($empty), 0.0)
-            }
-        )*}
-    };
-}
-
-truths! {
+    norm norm_axis (Real) Norm same, Some(Arithmetic::ZERO);
+    /// The logarithm of the sum of the powers of e, in one pass: no power overflows.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let x = GpuArray::from_slice(&gpu, &[1000.0_f64, 1000.0])?;
+    /// assert_eq!(x.log_sum_exp()?.into_scalar()?, 1000.0 + 2.0_f64.ln());
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    log_sum_exp log_sum_exp_axis (Real) LogSumExp same, None;
     /// True if one is. Of no elements it is false.
-    any any_axis Any false;
+    any any_axis (Truth) Any bool, Some(false);
     /// True if all are. Of no elements it is true.
-    all all_axis All true;
+    all all_axis (Truth) All bool, Some(true);
+    /// The number of elements that are true.
+    count count_axis (Truth) Count i64, Some(0);
 }
 
-impl<E: Expression<Elem = bool>> Lazy<E> {
-    /// The number of elements that are true.
+impl<E: Expression<Elem: Real, Dim: Dimension>> Lazy<E> {
+    /// The powers of e, divided by their sum along an axis, or along several. The first kernel finds the largest element and the sum of each
+    /// output in one pass, so that no power overflows; a second one divides. 16-bit numbers are rounded once.
+    ///
+    /// ```
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// use gpumem_array::{GpuArray, ndarray::{Axis, array}};
+    ///
+    /// let x = GpuArray::from_array(&gpu, &array![[1.0_f32, 1.0], [0.0, 1e3]])?;
+    /// assert_eq!(x.lazy().softmax_axis(Axis(1))?.to_array()?, array![[0.5, 0.5], [0.0, 1.0]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// Those of [`Lazy::eval`].
-    pub fn count(&self) -> Result<GpuArray<i64, Ix0>, ArrayError> {
-        reduce("count", &Converted::<i64, _>(&self.0, PhantomData), Fold::Sum, None, Some(0), 0.0)
+    /// Those of [`Lazy::max_axis`].
+    pub fn softmax_axis<A: ReducedAxes<E::Dim>>(
+        &self,
+        axes: A,
+    ) -> Result<GpuArray<E::Elem, E::Dim>, ArrayError> {
+        let both: GpuArray<<E::Elem as Real>::Wide, IxDyn> =
+            reduce("softmax_axis", &self.0, Fold::Powers, Some(axes.list()), None, 0.0)?;
+        let (largest, sums) = (both.index_axis(Axis(0), 0)?, both.index_axis(Axis(0), 1)?);
+        let wide = Lazy(Converted::<<E::Elem as Real>::Wide, _>(&self.0, PhantomData));
+        let result = ((wide - largest.lazy()).exp() / sums.lazy()).cast::<E::Elem>().eval()?;
+        Ok(result.into_dimensionality()?)
     }
+}
 
-    /// The number of elements that are true, along an axis, which the result does not have.
+readers! {
+    Real;
+
+    /// The powers of e, divided by their sum along an axis, or along several; see [`Lazy::softmax_axis`](crate::Lazy::softmax_axis).
     ///
     /// # Errors
     ///
-    /// Those of [`Lazy::eval`], and [`ArrayError::Shape`] if there is no such axis.
-    pub fn count_axis(&self, axis: Axis) -> Result<GpuArray<i64, <E::Dim as Dimension>::Smaller>, ArrayError>
-    where
-        E::Dim: Dimension,
-    {
-        reduce("count_axis", &Converted::<i64, _>(&self.0, PhantomData), Fold::Sum, Some(axis), Some(0), 0.0)
+    /// Those of [`Lazy::max_axis`](crate::Lazy::max_axis).
+    pub fn softmax_axis[A: ReducedAxes<D>](view, axes: A) -> Result<GpuArray<T, D>, ArrayError> {
+        view.lazy().softmax_axis(axes)
     }
 }

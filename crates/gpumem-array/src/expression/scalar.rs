@@ -58,6 +58,15 @@ fn bits<T: Element>(value: &T) -> u64 {
 )]
 pub trait Comparable: Scalar + PartialOrd {}
 
+/// `bool`, the type of comparisons.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not `bool`",
+    note = "comparisons are expressions of `bool`: `x.lazy().gt(0.0)`"
+)]
+pub trait Truth: Comparable {}
+
+impl Truth for bool {}
+
 /// A type of numbers with `+ - * /`, and with `%` if it is [`Comparable`]. Integers wrap on overflow; an integer divided by zero is zero, and
 /// so is its rest.
 #[diagnostic::on_unimplemented(
@@ -77,6 +86,8 @@ pub trait Arithmetic: Scalar {
     note = "`.cast::<f32>()` converts the elements of an expression"
 )]
 pub trait Real: Arithmetic + Comparable {
+    /// The type that sums are calculated in: `f32` for types of 16 bits, otherwise the type itself.
+    type Wide: Real;
     /// The nearest number.
     ///
     /// ```
@@ -121,11 +132,13 @@ scalars! {
     Bool: bool;
 }
 impl Real for f32 {
+    type Wide = Self;
     fn from_f64(value: f64) -> Self {
         value as Self
     }
 }
 impl Real for f64 {
+    type Wide = Self;
     fn from_f64(value: f64) -> Self {
         value
     }
@@ -180,11 +193,13 @@ mod half_precision {
         Bf16: bf16, bf16::ZERO, bf16::ONE;
     }
     impl Real for f16 {
+        type Wide = f32;
         fn from_f64(value: f64) -> Self {
             value.cast()
         }
     }
     impl Real for bf16 {
+        type Wide = f32;
         fn from_f64(value: f64) -> Self {
             value.cast()
         }

@@ -151,8 +151,8 @@ impl LayoutPlan {
 }
 
 /// Merges each axis with the next faster one if, on both sides, the one continues where the other ends.
-fn merged(axes: Vec<AxisStep>) -> Vec<AxisStep> {
-    let mut merged: Vec<AxisStep> = Vec::with_capacity(axes.len());
+pub(crate) fn merged(axes: impl IntoIterator<Item = AxisStep>) -> Vec<AxisStep> {
+    let mut merged: Vec<AxisStep> = Vec::new();
     for fast in axes {
         match merged.last_mut() {
             Some(slow)
@@ -238,7 +238,7 @@ fn pitched(width: usize, rows: AxisStep, slices: Option<AxisStep>) -> Option<Pit
 }
 
 /// The largest unit that divides the run, the addresses and all steps.
-fn unit(run: usize, [to, from]: [u64; 2], axes: &[AxisStep]) -> usize {
+pub(crate) fn unit(run: usize, [to, from]: [u64; 2], axes: &[AxisStep]) -> usize {
     let steps = axes.iter().flat_map(|step| [step.to, step.from]);
     let bits = steps.fold(run as u64 | to | from, |bits, step| bits | step.unsigned_abs() as u64);
     1 << bits.trailing_zeros().min(UNIT_MAX.trailing_zeros())

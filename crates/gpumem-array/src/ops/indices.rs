@@ -4,12 +4,14 @@
 //! one outside of the axis reads zeros, and adds nothing.
 
 use crate::array::{AsView, GpuArray, GpuCow, GpuView, GpuViewMut, readers, writers};
+use crate::copy::strided::packed;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::expression::{Expression, Lazy, Numeric};
 use crate::gpu::Gpu;
 use crate::kernel::table::{Kernel, Only, Unit};
 use crate::launch::OwnLaunch;
+use crate::layout::plan::{AxisStep, merged, unit};
 use crate::layout::{ElementOrder, Layout};
 use crate::ops::{blocks, operand};
 use ndarray::{Axis, Dimension, Ix1, RemoveAxis};
@@ -133,7 +135,7 @@ readers! {
     Element;
 
     /// Copies the elements at these indices of an axis, in their order, on the device. An index may occur several times. The result is in
-    /// row-major order. A view that is not in row-major order without gaps is copied as a whole first.
+    /// row-major order.
     ///
     /// Indices of the host are uploaded, 8 bytes each. Those in an array on the device are not checked here, since that would take a wait: an
     /// index outside of the axis selects zeros.
@@ -171,21 +173,31 @@ readers! {
         if result.is_empty() {
             return Ok(result);
         }
-        let source = view.dense(ElementOrder::Row)?;
-        let source = source.view();
-        let [outer, inner] = axis.outer_and_inner();
-        let row_bytes = inner * size_of::<T>();
-        let unit = [16, 8, 4, 2]
-            .into_iter()
-            .find(|unit| row_bytes.is_multiple_of(*unit) && source.planned().is_multiple_of(*unit as u64));
-        let unit = unit.unwrap_or(1);
-        let block_count = blocks(result.len() * size_of::<T>() / unit, THREADS);
-        let (kernel, grid) = (Kernel::Gather(Unit::of(unit)), [block_count, 1, 1]);
+        // The axes of the result before and after the indices, with their steps in bytes. Elements are a last axis of bytes.
+        let size = size_of::<T>();
+        let step = |(len, (to, from)): (&usize, (isize, isize))| {
+            let size = size.cast_signed();
+            AxisStep { len: *len, to: to * size, from: from * size }
+        };
+        let pairs = result.layout().strides().zip(view.layout().strides());
+        let steps: Vec<_> = result.shape().iter().zip(pairs).map(step).collect();
+        let (before, after) = (steps[..axis.index].iter(), steps[axis.index + 1..].iter());
+        let bytes = AxisStep { len: size, to: 1, from: 1 };
+        let mut axes = merged(before.copied().filter(|step| step.len > 1));
+        axes.push(steps[axis.index]);
+        let after = merged(after.copied().filter(|step| step.len > 1).chain([bytes]));
+        let (run, inner) = after.split_last().unwrap_or((&bytes, &[]));
+        axes.extend(inner);
+        let unit = unit(run.len, [0, view.planned()], &axes);
+        let run = AxisStep { len: run.len / unit, to: unit.cast_signed(), from: unit.cast_signed() };
+        axes.extend((run.len > 1).then_some(run));
+        let selected = inner.len() + usize::from(run.len > 1);
+        let total = result.len() * size / unit;
+        let (kernel, grid) = (Kernel::Gather(Unit::of(unit)), [blocks(total, THREADS), 1, 1]);
         let launch = OwnLaunch::new(gpu, kernel, grid, [THREADS as u32, 1, 1])?;
-        let launch = launch.write(&result).read(&source);
-        let launch = with_indices(launch, &indices);
-        let unit_log = unit.trailing_zeros() as usize;
-        launch.words([indices.len(), axis.len(), row_bytes / unit, outer, unit_log]).queue("select")?;
+        let launch = with_indices(launch.write(&result).read(view), &indices);
+        let launch = launch.words([total, axis.len(), selected, unit.trailing_zeros() as usize]);
+        launch.large(&packed(&axes)).queue("select")?;
         Ok(result)
     }
 

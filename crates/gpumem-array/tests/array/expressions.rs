@@ -17,6 +17,11 @@ fn floats_equal_ndarray() {
 }
 
 #[test]
+fn random_formulas_equal_ndarray() {
+    differential::formulas(&gpu());
+}
+
+#[test]
 fn functions_are_near_ndarray() {
     differential::functions(&gpu());
 }

@@ -1,7 +1,7 @@
 //! Elements by indices and by masks.
 
 use crate::support::gpu;
-use gpumem_array::ndarray::{Array1, Axis, s};
+use gpumem_array::ndarray::{Array1, Array3, Axis, s};
 use gpumem_array::pool::{Device, Limit, Pool};
 use gpumem_array::{Gpu, GpuArray};
 use gpumem_sim::SimConfig;
@@ -53,4 +53,55 @@ fn additions_are_those_of_the_host() {
             assert_eq!(sums.to_array().unwrap(), wanted, "{count} to {rows}");
         }
     }
+}
+
+/// Views of any steps are read where they are, along each axis, in units of each size.
+#[test]
+fn selections_of_views_are_those_of_the_host() {
+    fn check<T: gpumem_array::Element + PartialEq + std::fmt::Debug>(gpu: &Gpu, of: impl Fn(usize) -> T) {
+        let host = Array3::from_shape_fn((6, 10, 32), |(i, j, k)| of(1000 * i + 40 * j + k));
+        let x = GpuArray::from_array(gpu, &host).unwrap();
+        let indices = [3, 0, 4, 4, 1];
+        let on_device = GpuArray::from_slice(gpu, &indices.map(|index| index as i32)).unwrap();
+        let parts = s![1.., ..;-2, 5..10];
+        for (view, host) in [
+            (x.view(), host.view()),
+            (x.t(), host.t()),
+            (x.permuted_axes([1, 0, 2]).unwrap(), host.view().permuted_axes([1, 0, 2])),
+            (x.slice(parts).unwrap(), host.slice(parts)),
+            (
+                x.slice(parts).unwrap().permuted_axes([2, 0, 1]).unwrap(),
+                host.slice(parts).permuted_axes([2, 0, 1]),
+            ),
+            (
+                x.slice(s![..5, ..1, ..16]).unwrap().broadcast((5, 7, 16)).unwrap(),
+                host.slice(s![..5, ..1, ..16]).broadcast((5, 7, 16)).unwrap(),
+            ),
+        ] {
+            for axis in 0..3 {
+                let wanted = host.select(Axis(axis), &indices);
+                assert_eq!(view.select(Axis(axis), &indices).unwrap().to_array().unwrap(), wanted, "{axis}");
+                assert_eq!(
+                    view.select(Axis(axis), &on_device).unwrap().to_array().unwrap(),
+                    wanted,
+                    "{axis}"
+                );
+            }
+        }
+        let column = x.slice(s![0, .., 7]).unwrap();
+        let found = column.select(Axis(0), &GpuArray::from_slice(gpu, &[9_u32, 10, 2]).unwrap()).unwrap();
+        assert_eq!(found.slice(s![0]).unwrap().into_scalar().unwrap(), of(367));
+        assert_eq!(found.slice(s![2]).unwrap().into_scalar().unwrap(), of(87));
+        assert_eq!(
+            bytemuck::bytes_of(&found.slice(s![1]).unwrap().into_scalar().unwrap()),
+            vec![0; size_of::<T>()]
+        );
+    }
+    let gpu = gpu();
+    check(&gpu, |n| n as u8);
+    check(&gpu, |n| n as i16);
+    check(&gpu, |n| n as f32);
+    check(&gpu, |n| n as u64);
+    check(&gpu, |n| [n as f32, n as f32 + 0.5, -1.0]);
+    check(&gpu, |n| [n as f64, 0.5]);
 }

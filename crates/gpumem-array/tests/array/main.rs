@@ -27,6 +27,7 @@ mod kernels;
 mod kinds;
 mod layouts;
 mod losses;
+mod peaks;
 mod print;
 mod products;
 mod random;

@@ -265,3 +265,28 @@ fn streams_and_graphs() {
     gpu.device().synchronize().unwrap();
     assert_eq!(gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().findings, []);
 }
+
+/// A vector with steps is read where it is, and the sums have the bits of those with a copy of it.
+#[test]
+fn vectors_with_steps_have_the_products_of_their_copies() {
+    let gpu = gpu();
+    for (rows, columns) in [(1, 9), (5, 70), (300, 40), (3, 9000), (2000, 130), (2, 70_000)] {
+        let m = GpuArray::from_fn(&gpu, (rows, columns), |(i, j)| ((i * 31 + j * 7) as f32 * 0.37).sin())
+            .unwrap();
+        for (matrix, len) in [(m.view(), columns), (m.t(), rows)] {
+            let wide = GpuArray::from_fn(&gpu, (len, 3), |(i, j)| ((i * 3 + j) as f32 * 0.91).cos()).unwrap();
+            for vector in [wide.slice(s![.., 1]).unwrap(), wide.slice(s![..;-1, 2]).unwrap()] {
+                let copy = vector.to_owned().unwrap();
+                let (found, wanted) = (matrix.dot(&vector).unwrap(), matrix.dot(&copy).unwrap());
+                assert_eq!(found.to_vec().unwrap(), wanted.to_vec().unwrap(), "{rows} x {columns}");
+                let (found, wanted) = (vector.dot(&matrix.t()).unwrap(), copy.dot(&matrix.t()).unwrap());
+                assert_eq!(found.to_vec().unwrap(), wanted.to_vec().unwrap(), "{columns} x {rows}");
+            }
+        }
+    }
+    let numbers = GpuArray::from_fn(&gpu, (40, 50), |(i, j)| (i * 50 + j) as i64).unwrap();
+    let odd = numbers.slice(s![7, ..;2]).unwrap();
+    let part = numbers.slice(s![.., ..25]).unwrap();
+    let wanted = part.to_array().unwrap().dot(&odd.to_array().unwrap());
+    assert_eq!(part.dot(&odd).unwrap().to_array().unwrap(), wanted);
+}

@@ -1,9 +1,9 @@
 //! Sums and products, against `ndarray`. Values are small whole numbers, so that floats are exact in any order.
 
 use crate::support::gpu;
-use gpumem_array::ndarray::Ix2;
-use gpumem_array::ndarray::{Array1, Array2, ArrayView2, Axis, Slice, s};
-use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric};
+use gpumem_array::ndarray::{Array1, Array2, Array4, ArrayView2, Axis, Ix2, Slice, s};
+use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric, Real};
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 fn whole(seed: usize) -> impl Fn(usize) -> f32 {
@@ -125,6 +125,192 @@ fn what_does_not_fit_is_refused() {
     let x = GpuArray::<f32, _>::zeros(&gpu, (4, 6)).unwrap();
     let five = GpuArray::<f32, _>::zeros(&gpu, 5).unwrap();
     assert!(matches!(x.dot(&five), Err(ArrayError::Shape { .. })));
+    assert!(matches!(x.sum_axis([Axis(0), Axis(2)]), Err(ArrayError::Shape { operation: "sum_axis", .. })));
+    assert!(matches!(x.mean_axis([Axis(1), Axis(1)]), Err(ArrayError::Shape { .. })));
+}
+
+/// An extreme, its place and a mean of no elements are errors, and sums are not.
+#[test]
+fn no_elements_have_no_extreme() {
+    let gpu = gpu();
+    let none = GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap();
+    for refused in [
+        none.max_element().map(drop),
+        none.min_element().map(drop),
+        none.argmax().map(drop),
+        none.argmin_axis(Axis(0)).map(drop),
+        none.mean().map(drop),
+        none.log_sum_exp().map(drop),
+        none.max_axis([Axis(0), Axis(1)]).map(drop),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(error.to_string().contains("an output has at least one element"), "{error}");
+        assert!(matches!(error, ArrayError::Shape { .. }));
+    }
+    assert!(none.max_axis(Axis(1)).unwrap().is_empty());
+    assert!(none.softmax_axis(Axis(1)).unwrap().is_empty());
+    assert_eq!(none.sum_axis(Axis(0)).unwrap().to_vec().unwrap(), [0.0; 3]);
+}
+
+/// Sums are `f32`, and are rounded once; extremes and their places are exact.
+#[test]
+fn numbers_of_16_bits_are_added_as_single_precision() {
+    fn check<T: Real + PartialEq + std::fmt::Debug>(gpu: &Gpu, single: impl Fn(T) -> f32) {
+        for shape in [(1, 7), (3, 500), (2, 70_001)] {
+            let host = Array2::from_shape_fn(shape, |(i, j)| ((i * 31 + j * 7919) % 501) as f64 / 4.0 - 50.0);
+            let x = GpuArray::from_array(gpu, &host.mapv(T::from_f64)).unwrap();
+            let exact = x.to_array().unwrap().mapv(&single);
+            let near = |found: T, wanted: f64, what: &str| {
+                let (found, wanted) = (single(found), single(T::from_f64(wanted)));
+                let unit = single(T::from_f64(1.01)) - 1.0;
+                assert!(
+                    found == wanted || (found - wanted).abs() <= unit * wanted.abs(),
+                    "{what} of {shape:?}: {found}, not {wanted}"
+                );
+            };
+            let values: Vec<f64> = exact.iter().map(|x| f64::from(*x)).collect();
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / values.len() as f64;
+            near(x.mean().unwrap().into_scalar().unwrap(), mean, "mean");
+            near(x.var(0.0).unwrap().into_scalar().unwrap(), variance, "variance");
+            near(
+                x.norm().unwrap().into_scalar().unwrap(),
+                values.iter().map(|x| x * x).sum::<f64>().sqrt(),
+                "norm",
+            );
+            // Quarters of small numbers are added without an error.
+            let sum = (x.lazy() * T::from_f64(0.0) + T::ONE).sum().unwrap().into_scalar().unwrap();
+            assert_eq!(sum, T::from_f64(values.len() as f64));
+            let (least, largest) =
+                exact.iter().fold((f32::MAX, f32::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
+            assert_eq!(single(x.max_element().unwrap().into_scalar().unwrap()), largest);
+            assert_eq!(single(x.min_element().unwrap().into_scalar().unwrap()), least);
+            let first = |wanted: f32| exact.iter().position(|x| *x == wanted).unwrap() as i64;
+            assert_eq!(x.argmax().unwrap().into_scalar().unwrap(), first(largest));
+            assert_eq!(x.argmin().unwrap().into_scalar().unwrap(), first(least));
+            for (found, row) in x.sum_axis(Axis(1)).unwrap().to_vec().unwrap().into_iter().zip(exact.rows()) {
+                near(found, row.iter().map(|x| f64::from(*x)).sum(), "sum");
+            }
+        }
+    }
+    let gpu = gpu();
+    check(&gpu, f16::to_f32);
+    check(&gpu, bf16::to_f32);
+}
+
+#[test]
+fn truths_of_arrays_are_counted() {
+    let gpu = gpu();
+    let host = Array2::from_shape_fn((300, 7), |(i, j)| j < 3 && i != 200);
+    let mask = GpuArray::from_array(&gpu, &host).unwrap();
+    assert!(mask.any().unwrap().into_scalar().unwrap());
+    assert!(!mask.view().all().unwrap().into_scalar().unwrap());
+    assert_eq!(mask.count().unwrap().into_scalar().unwrap(), 897);
+    assert_eq!(mask.count_axis(Axis(0)).unwrap().to_vec().unwrap(), [299, 299, 299, 0, 0, 0, 0]);
+    assert!(!mask.any_axis(Axis(1)).unwrap().slice(s![200]).unwrap().into_scalar().unwrap());
+    assert!(!mask.t().all_axis(Axis(0)).unwrap().any().unwrap().into_scalar().unwrap());
+    let many = GpuArray::from_elem(&gpu, 70_001, true).unwrap();
+    assert_eq!(many.count().unwrap().into_scalar().unwrap(), 70_001);
+    assert!(many.all_axis([Axis(0)]).unwrap().into_scalar().unwrap());
+}
+
+/// All pairs and triples of axes, of arrays whose axes are in any order in memory.
+#[test]
+fn several_axes_are_reduced_at_once() {
+    let gpu = gpu();
+    for shape in [[3, 4, 5, 6], [2, 70, 3, 300], [1, 40, 900, 2], [9, 1, 1, 9000]] {
+        let host = Array4::from_shape_fn(shape, |(i, j, k, l)| {
+            ((i * 7919 + j * 104_729 + k * 31 + l) % 1009) as i64 - 500
+        });
+        let x = GpuArray::from_array(&gpu, &host).unwrap();
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+            let (view, turned) = (x.permuted_axes(order).unwrap(), host.view().permuted_axes(order));
+            for (a, b) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
+                let wanted = turned.sum_axis(Axis(b)).sum_axis(Axis(a));
+                let found = view.sum_axis([Axis(b), Axis(a)]).unwrap();
+                assert_eq!(found.to_array().unwrap(), wanted, "{shape:?}, {order:?}, {a}, {b}");
+                let wanted = turned.fold_axis(Axis(b), i64::MIN, |a, b| *a.max(b)).fold_axis(
+                    Axis(a),
+                    i64::MIN,
+                    |a, b| *a.max(b),
+                );
+                assert_eq!(
+                    (view.lazy() * 1).max_axis([Axis(a), Axis(b)]).unwrap().to_array().unwrap(),
+                    wanted
+                );
+            }
+            let wanted = turned.sum_axis(Axis(3)).sum_axis(Axis(1)).sum_axis(Axis(0));
+            assert_eq!(view.sum_axis([Axis(0), Axis(1), Axis(3)]).unwrap().to_array().unwrap(), wanted);
+            let all = view.sum_axis([Axis(2), Axis(1), Axis(3), Axis(0)]).unwrap();
+            assert_eq!(all.into_scalar().unwrap(), host.sum());
+        }
+    }
+    let ten = GpuArray::from_fn(&gpu, (2, 3, 4), |(i, j, k)| (i * 12 + j * 4 + k) as i32).unwrap();
+    // Places count the axes that are reduced, in row-major order.
+    assert_eq!(ten.argmax_axis([Axis(2), Axis(0)]).unwrap().to_vec().unwrap(), [7; 3]);
+    assert_eq!(ten.argmin_axis([Axis(0), Axis(1)]).unwrap().to_vec().unwrap(), [0; 4]);
+}
+
+/// Beside calculations in `f64`: whole and along axes, of one part and of several.
+#[test]
+fn softmax_and_logarithms_of_sums_do_not_overflow() {
+    fn check<T: Real + PartialEq + std::fmt::Debug>(
+        gpu: &Gpu,
+        double: impl Fn(T) -> f64 + Copy,
+        [unit, least]: [f64; 2],
+    ) {
+        for shape in [(1, 1), (3, 40), (300, 5), (2, 2000), (2, 70_000), (70_000, 2)] {
+            let host = Array2::from_shape_fn(shape, |(i, j)| {
+                T::from_f64(((i * 31 + j * 7919) % 211) as f64 / 2.0 - 60.0)
+            });
+            let x = GpuArray::from_array(gpu, &host).unwrap();
+            let exact = host.mapv(double);
+            let wanted = |values: &[f64]| {
+                let largest = values.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
+                largest + values.iter().map(|x| (x - largest).exp()).sum::<f64>().ln()
+            };
+            let near = |found: T, wanted: f64, least: f64| {
+                let found = double(found);
+                assert!(
+                    (found - wanted).abs() <= 40.0 * unit * wanted.abs().max(least),
+                    "{shape:?}: {found}, not {wanted}"
+                );
+            };
+            let all: Vec<f64> = exact.iter().copied().collect();
+            near(x.log_sum_exp().unwrap().into_scalar().unwrap(), wanted(&all), 1.0);
+            for axis in 0..2 {
+                let sums = exact.map_axis(Axis(axis), |lane| wanted(&lane.to_vec()));
+                let found = x.log_sum_exp_axis(Axis(axis)).unwrap().to_array().unwrap();
+                // One power is 1, so its error is that of a sum near 1.
+                found.iter().zip(&sums).for_each(|(found, wanted)| near(*found, *wanted, 1.0));
+                let powers = (&exact - &sums.insert_axis(Axis(axis))).mapv(f64::exp);
+                let found = (x.lazy() * T::ONE).softmax_axis(Axis(axis)).unwrap().to_array().unwrap();
+                found.iter().zip(&powers).for_each(|(found, wanted)| near(*found, *wanted, least));
+            }
+            let both = x.softmax_axis([Axis(0), Axis(1)]).unwrap();
+            assert_eq!(both.shape(), x.shape());
+            near(both.sum().unwrap().into_scalar().unwrap(), 1.0, 1.0);
+        }
+    }
+    let gpu = gpu();
+    // What is expected in `f64` has errors too. The least normal number of a type has fewer digits below it.
+    check(&gpu, |x: f64| x, [10.0 * f64::EPSILON, 1e-30]);
+    check(&gpu, |x: f32| f64::from(x), [f64::from(f32::EPSILON), 1e-30]);
+    check(&gpu, |x: f16| x.to_f64(), [2.0_f64.powi(-15), 2.0_f64.powi(-14)]);
+    let infinite = f32::INFINITY;
+    for (values, wanted) in [
+        ([-infinite, -infinite], -infinite),
+        ([-infinite, 2.0], 2.0),
+        ([infinite, infinite], infinite),
+        ([1.0, infinite], infinite),
+        ([f32::NAN, 1.0], f32::NAN),
+        ([1.0, f32::NAN], f32::NAN),
+        ([3e38, 3e38], 3e38),
+    ] {
+        let found =
+            GpuArray::from_slice(&gpu, &values).unwrap().log_sum_exp().unwrap().into_scalar().unwrap();
+        assert!(found == wanted || found.is_nan() && wanted.is_nan(), "{values:?}: {found}");
+    }
 }
 
 #[test]

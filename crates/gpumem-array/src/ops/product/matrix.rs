@@ -3,13 +3,14 @@
 //! If there are too few tiles to fill a device, the sums are split into parts, which a second launch adds.
 
 use crate::array::{GpuArray, GpuView};
+use crate::copy::strided::packed;
 use crate::element::{NumericType, ProductKernels};
 use crate::error::ArrayError;
 use crate::expression::Factor;
-use crate::kernel::parameters::{AXES_MAX, OuterAxes};
 use crate::kernel::table::{Kernel, Only};
 use crate::launch::OwnLaunch;
 use crate::layout::Layout;
+use crate::layout::plan::{AxisStep, merged};
 use crate::ops::product::vector;
 use ndarray::{DimMax, Dimension, Ix2};
 
@@ -68,9 +69,11 @@ pub(super) fn stacks<T: Factor, D: Dimension + DimMax<E>, E: Dimension>(
             _ => return Err(refused("before the last two axes, lengths must be equal or 1")),
         };
         dim[outer_count - 1 - axis] = len;
-        push(&mut outer, StackAxis { len, steps: [left_step, right_step] });
+        outer.push(AxisStep { len, to: left_step, from: right_step });
     }
     (dim[outer_count], dim[outer_count + 1]) = (*rows, *columns);
+    Layout::row_major::<T>(dim.clone())?;
+    let outer = merged(outer.into_iter().rev().filter(|axis| axis.len > 1));
     let lengths = Lengths { rows: *rows, columns: *columns, terms: *terms };
     let steps = [[left_strides[1], left_strides[0]], [right_strides[1], right_strides[0]]];
     multiply(left, right, &ProductWork { lengths, steps, stacks: &outer, operation: "matmul" }, dim)
@@ -85,35 +88,13 @@ struct Lengths {
     terms: usize,
 }
 
-/// An axis along which matrices are stacked, with the steps of the left and the right operand.
-struct StackAxis {
-    len: usize,
-    steps: [isize; 2],
-}
-
-/// Adds an axis, merged with the one before if both are one in memory.
-fn push(outer: &mut Vec<StackAxis>, axis: StackAxis) {
-    if axis.len == 1 {
-        return;
-    }
-    if let Some(last) = outer.last_mut() {
-        let follows =
-            |(next, step): (&isize, &isize)| step.checked_mul(last.len.cast_signed()) == Some(*next);
-        if axis.steps.iter().zip(&last.steps).all(follows) {
-            last.len = last.len.saturating_mul(axis.len);
-            return;
-        }
-    }
-    outer.push(axis);
-}
-
 /// The lengths and steps of one product, or of a stack of them.
 struct ProductWork<'a> {
     lengths: Lengths,
     /// The steps of the rows and the columns of both operands.
     steps: [[isize; 2]; 2],
-    /// From the fastest to the slowest.
-    stacks: &'a [StackAxis],
+    /// From the slowest to the fastest, with the steps of the left and of the right operand.
+    stacks: &'a [AxisStep],
     operation: &'static str,
 }
 
@@ -208,17 +189,6 @@ impl Grid {
         let terms_a_part = lengths.terms.div_ceil(parts).next_multiple_of(TERMS_ALIGNMENT);
         Self { kernel, tiles, parts: lengths.terms.div_ceil(terms_a_part), terms_a_part }
     }
-}
-
-fn packed(stacks: &[StackAxis]) -> OuterAxes {
-    let mut axes: OuterAxes = [0; 1 + 3 * AXES_MAX];
-    axes[0] = stacks.len() as u64;
-    for (index, StackAxis { len, steps }) in stacks.iter().take(AXES_MAX).enumerate() {
-        let [left, right] = steps.map(|step| (step as i64).cast_unsigned());
-        (axes[1 + index], axes[1 + AXES_MAX + index], axes[1 + 2 * AXES_MAX + index]) =
-            (*len as u64, left, right);
-    }
-    axes
 }
 
 /// The first compute capability whose tensor cores the kernel `product_half` uses.

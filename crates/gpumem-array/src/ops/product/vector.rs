@@ -10,8 +10,8 @@ use crate::expression::Factor;
 use crate::gpu::Gpu;
 use crate::kernel::table::Kernel;
 use crate::launch::OwnLaunch;
-use crate::layout::{ElementOrder, Layout};
-use crate::ops::{blocks, operand};
+use crate::layout::Layout;
+use crate::ops::blocks;
 use ndarray::{Dimension, Ix1, Ix2};
 
 /// The product of operands that are not empty and fit. `None` if no kernel for vectors has this element type, or if neither the rows nor the
@@ -24,8 +24,7 @@ pub(super) fn product<T: Factor>(
     let (Some(path), ProductKernels::Numeric(number)) = (Path::of(matrix.layout()), T::PRODUCTS) else {
         return Ok(None);
     };
-    let vector = operand(vector, matrix.gpu(), ElementOrder::Row, "dot")?;
-    let vector = vector.view();
+    let vector = vector.on(matrix.gpu());
     match path {
         Path::One => {
             let row = matrix.reshape(column_count)?;
@@ -93,7 +92,7 @@ fn along_rows<T: Factor>(
     let block = if is_long { [ROW_LANES * 32, 1, 1] } else { [32, ROW_LANES, 1] };
     let grid = [blocks(row_count, block[1] as usize), parts as u32, 1];
     let launch = OwnLaunch::new(gpu, Kernel::Rows(number), grid, block)?.write(&partial);
-    let launch = launch.read(matrix).value(row_step).read(v);
+    let launch = launch.read(matrix).value(row_step).read(v).value(step(v));
     let launch = launch.words([row_count, column_count, columns_a_part]);
     if parts == 1 {
         launch.queue("dot")?;
@@ -119,7 +118,7 @@ fn along_columns<T: Factor>(
     let partial =
         GpuArray::<T, Ix2>::unwritten(matrix.gpu(), Layout::row_major::<T>(Ix2(parts, column_count))?)?;
     let launch = columns(matrix.gpu(), number, [column_count, parts], size_of::<T>())?.write(&partial);
-    let launch = launch.read(matrix).value(row_step).read(v);
+    let launch = launch.read(matrix).value(row_step).read(v).value(step(v));
     let launch = launch.words([row_count, column_count, rows_a_part]);
     if parts == 1 {
         launch.queue("dot")?;
@@ -128,6 +127,12 @@ fn along_columns<T: Factor>(
     let result = GpuArray::unwritten(matrix.gpu(), Layout::row_major::<T>(Ix1(column_count))?)?;
     launch.queue_before(sum_of_parts(&result, &partial.view(), number)?, "dot")?;
     Ok(result)
+}
+
+/// The elements between two of a vector that is not empty.
+fn step<T: Element>(v: &GpuView<'_, T, Ix1>) -> i64 {
+    // That of one element does not matter.
+    if v.len() == 1 { 1 } else { v.layout().strides().next().unwrap_or(1) as i64 }
 }
 
 /// A launch of the kernel that sums columns, in parts of the rows.
@@ -151,7 +156,7 @@ pub(super) fn sum_of_parts<'a, T: Element, D: Dimension>(
     let (parts, column_count) = partial.raw_dim().into_pattern();
     let launch = columns(partial.gpu(), number, [column_count, 1], size_of::<T>())?.write(result);
     // No vector: each row counts once.
-    let launch = launch.read(partial).value(column_count as u64).value(0_u64);
+    let launch = launch.read(partial).value(column_count as u64).value(0_u64).value(1_i64);
     Ok(launch.words([parts, column_count, parts]))
 }
 
