@@ -15,17 +15,6 @@ fn gpu(driver: &Driver) -> Gpu {
     Gpu::new(&Pool::from_env(&Device::new(driver, 0).unwrap()).unwrap()).unwrap()
 }
 
-cases! {
-    fn floats(driver: &Driver) { differential::floats(&gpu(driver)) }
-    fn formulas(driver: &Driver) { differential::formulas(&gpu(driver)) }
-    fn functions(driver: &Driver) { differential::functions(&gpu(driver)) }
-    fn halves(driver: &Driver) { differential::halves(&gpu(driver)) }
-    fn complex(driver: &Driver) { differential::complex(&gpu(driver)) }
-    fn integers(driver: &Driver) { differential::integers(&gpu(driver)) }
-    fn truths(driver: &Driver) { differential::truths(&gpu(driver)) }
-    fn reductions(driver: &Driver) { differential::reductions(&gpu(driver)) }
-}
-
 fn table(gpu: &Gpu) -> GpuArray<f32, Ix2> {
     GpuArray::from_fn(gpu, (300, 400), |(i, j)| ((i * 7 + j * 13) % 101) as f32 / 16.0 - 3.0).unwrap()
 }
@@ -46,6 +35,15 @@ fn work(
 }
 
 cases! {
+    fn floats(driver: &Driver) { differential::floats(&gpu(driver)) }
+    fn formulas(driver: &Driver) { differential::formulas(&gpu(driver)) }
+    fn functions(driver: &Driver) { differential::functions(&gpu(driver)) }
+    fn halves(driver: &Driver) { differential::halves(&gpu(driver)) }
+    fn complex(driver: &Driver) { differential::complex(&gpu(driver)) }
+    fn integers(driver: &Driver) { differential::integers(&gpu(driver)) }
+    fn truths(driver: &Driver) { differential::truths(&gpu(driver)) }
+    fn reductions(driver: &Driver) { differential::reductions(&gpu(driver)) }
+
     /// A graph calculates what the same calls do at once, each time with the values of its arrays.
     fn captured(driver: &Driver) {
         let gpu = gpu(driver);

@@ -12,7 +12,6 @@
 //!     p -= rate * m / (cupy.sqrt(v) + 1e-8)
 //! ```
 
-use crate::softmax::softmax;
 use crate::{check, data};
 use gpumem::array::{Rng, update};
 use gpumem::ndarray::{Axis, Dimension, s};
@@ -58,8 +57,8 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let mut b2 = Parameter::new(GpuArray::zeros(gpu, 10)?)?;
     for step in 1..=20 {
         let h = (known.dot(&w1.value)?.lazy() + &b1.value).tanh().eval()?;
-        let z = h.dot(&w2.value)? + &b2.value;
-        let d = ((softmax(&z)?.lazy() - &one_hot) * (1.0 / 1500.0)).eval()?;
+        let p = (h.dot(&w2.value)?.lazy() + &b2.value).softmax_axis(Axis(1))?;
+        let d = ((p.lazy() - &one_hot) * (1.0 / 1500.0)).eval()?;
         let dh = (d.dot(&w2.value.t())?.lazy() * (1.0 - h.lazy() * &h)).eval()?;
         // Adam's correction of moments that begin at zero.
         let rate = 0.05 * (1.0 - 0.999_f32.powi(step)).sqrt() / (1.0 - 0.9_f32.powi(step));

@@ -10,8 +10,8 @@
 //! ```
 
 use crate::{check, data};
-use gpumem::ndarray::{Axis, Ix2, s};
-use gpumem::{ArrayError, Gpu, GpuArray};
+use gpumem::ndarray::{Axis, s};
+use gpumem::{Gpu, GpuArray};
 use std::error::Error;
 
 pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
@@ -25,7 +25,7 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let mut w = GpuArray::<f32, _>::zeros(gpu, (64, 10))?;
     let mut p = one_hot.try_clone()?;
     for _ in 0..15 {
-        p = softmax(&known.dot(&w)?)?;
+        p = known.dot(&w)?.softmax_axis(Axis(1))?;
         let gradient = known.t().dot(&(&p - &one_hot))?;
         w -= gradient.lazy() * (2.0 / 1500.0);
     }
@@ -37,12 +37,4 @@ pub(crate) fn run(gpu: &Gpu) -> Result<String, Box<dyn Error>> {
     let right = is_right.count()?.into_scalar()? as f64 / found.len() as f64;
     check("the share of right answers", right, 0.865, 1e-2)?;
     Ok(format!("loss {loss:.4}; {:.1} % of unknown digits right", right * 100.0))
-}
-
-/// exp(z) / sum(exp(z)) along rows. The largest element is subtracted first, so that no power overflows.
-pub(crate) fn softmax(z: &GpuArray<f32, Ix2>) -> Result<GpuArray<f32, Ix2>, ArrayError> {
-    let largest = z.lazy().max_axis(Axis(1))?;
-    let powers = (z.lazy() - largest.lazy().insert_axis(Axis(1))).exp().eval()?;
-    let sums = powers.lazy().sum_axis(Axis(1))?;
-    (powers.lazy() / sums.lazy().insert_axis(Axis(1))).eval()
 }
