@@ -15,33 +15,25 @@ use ndarray::Dimension;
 
 macro_rules! operators {
     ($($trait:ident $method:ident;)*) => {$(
-        impl<E: Expression, R: Operand<E::Elem>> core::ops::$trait<R> for Lazy<E>
-        where
-            operation::$trait: Calculation<E::Elem>,
-            E::Dim: Broadcast<R::Dim>,
-        {
-            type Output = Lazy<Binary<operation::$trait, E, R::Expression>>;
-            fn $method(self, right: R) -> Self::Output {
-                Lazy(Binary(self.0, right.into_expression(), PhantomData))
-            }
-        }
-
-        impl<'e, E: Expression, R: Operand<E::Elem>> core::ops::$trait<R> for &'e Lazy<E>
-        where
-            operation::$trait: Calculation<E::Elem>,
-            E::Dim: Broadcast<R::Dim>,
-        {
-            type Output = Lazy<Binary<operation::$trait, &'e E, R::Expression>>;
-            fn $method(self, right: R) -> Self::Output {
-                Lazy(Binary(&self.0, right.into_expression(), PhantomData))
-            }
-        }
-
+        operators!(@left $trait $method; [] Lazy<E>, E);
+        operators!(@left $trait $method; ['e] &'e Lazy<E>, &'e E);
         operators!(@ $trait $method; f32 f64 i8 i16 i32 i64 u8 u16 u32 u64);
         #[cfg(feature = "half")]
         operators!(@ $trait $method; half::f16 half::bf16);
         operators!(@complex $trait $method);
     )*};
+    (@left $trait:ident $method:ident; [$($life:lifetime)?] $left:ty, $operand:ty) => {
+        impl<$($life,)? E: Expression, R: Operand<E::Elem>> core::ops::$trait<R> for $left
+        where
+            operation::$trait: Calculation<E::Elem>,
+            E::Dim: Broadcast<R::Dim>,
+        {
+            type Output = Lazy<Binary<operation::$trait, $operand, R::Expression>>;
+            fn $method(self, right: R) -> Self::Output {
+                Lazy(Binary(self.into_expression(), right.into_expression(), PhantomData))
+            }
+        }
+    };
     (@complex Rem rem) => {};
     (@complex $trait:ident $method:ident) => {
         #[cfg(feature = "complex")]
@@ -65,31 +57,23 @@ operators! {
 }
 
 macro_rules! signs {
-    ($($trait:ident $method:ident;)*) => {$(
-        impl<E: Expression> core::ops::$trait for Lazy<E>
+    ($($trait:ident $method:ident [$($life:lifetime)?] $lazy:ty, $operand:ty;)*) => {$(
+        impl<$($life,)? E: Expression> core::ops::$trait for $lazy
         where
             operation::$trait: Calculation<E::Elem>,
         {
-            type Output = Lazy<Unary<operation::$trait, E>>;
+            type Output = Lazy<Unary<operation::$trait, $operand>>;
             fn $method(self) -> Self::Output {
-                Lazy(Unary(self.0, PhantomData))
-            }
-        }
-
-        impl<'e, E: Expression> core::ops::$trait for &'e Lazy<E>
-        where
-            operation::$trait: Calculation<E::Elem>,
-        {
-            type Output = Lazy<Unary<operation::$trait, &'e E>>;
-            fn $method(self) -> Self::Output {
-                Lazy(Unary(&self.0, PhantomData))
+                Lazy(Unary(self.into_expression(), PhantomData))
             }
         }
     )*};
 }
 signs! {
-    Neg neg;
-    Not not;
+    Neg neg [] Lazy<E>, E;
+    Neg neg ['e] &'e Lazy<E>, &'e E;
+    Not not [] Lazy<E>, E;
+    Not not ['e] &'e Lazy<E>, &'e E;
 }
 
 impl<E: Expression> Lazy<E> {
@@ -165,15 +149,12 @@ impl<E: Expression> Lazy<E> {
     /// # let gpu = gpumem_array::example_gpu()?;
     /// use gpumem_array::{Expression, Lazy, ndarray::Ix1};
     ///
-    /// fn activated<'e>(x: Lazy<impl Expression<Elem = f32, Dim = Ix1> + 'e>, name: &str) -> Lazy<Box<dyn Expression<Elem = f32, Dim = Ix1> + 'e>> {
-    ///     match name {
-    ///         "relu" => x.max(0.0).boxed(),
-    ///         "tanh" => x.tanh().boxed(),
-    ///         _ => x.boxed(),
-    ///     }
+    /// type Vector<'e> = Lazy<Box<dyn Expression<Elem = f32, Dim = Ix1> + 'e>>;
+    /// fn activated<'e>(x: Vector<'e>, name: &str) -> Vector<'e> {
+    ///     if name == "relu" { x.max(0.0).boxed() } else { x.tanh().boxed() }
     /// }
     /// let x = GpuArray::from_slice(&gpu, &[-1.0_f32, 2.0])?;
-    /// assert_eq!((activated(x.lazy(), "relu") + 1.0).eval()?.to_vec()?, [1.0, 3.0]);
+    /// assert_eq!((activated(x.lazy().boxed(), "relu") + 1.0).eval()?.to_vec()?, [1.0, 3.0]);
     /// # Ok::<(), gpumem_array::ArrayError>(())
     /// ```
     pub fn boxed<'e>(self) -> Lazy<Box<dyn Expression<Elem = E::Elem, Dim = E::Dim> + 'e>>

@@ -2,6 +2,7 @@
 
 use crate::element::ScalarType;
 use crate::error::ArrayError;
+use crate::expression::node::layout_axes;
 use crate::expression::operation::row;
 use crate::expression::tape::{
     BEFORE, CAST, ELEMENT, EXPRESSION, NEW_TARGET, NUMBER, RecordedWord, TARGET, TapeRecording, VIEW,
@@ -50,13 +51,6 @@ pub(crate) struct LeafElement {
     pub(crate) offset: isize,
     /// Lengths, and strides in bytes.
     pub(crate) axes: Vec<(usize, isize)>,
-}
-
-impl LeafElement {
-    /// The results of a reduction, with these lengths and strides in bytes.
-    pub(crate) fn result(of: ScalarType, place: usize, axes: Vec<(usize, isize)>) -> Self {
-        Self { of: Some(of), argument: ArgumentIndex::Target(place as u8), axes, ..Self::default() }
-    }
 }
 
 /// Which argument of the launch elements are in.
@@ -193,10 +187,9 @@ impl Notes {
     fn add_new_target(&mut self, of: ScalarType) -> Result<(), ArrayError> {
         let order = if self.is_by_columns() { ElementOrder::Column } else { ElementOrder::Row };
         let layout = Layout::dense(IxDyn(&self.shapes), order, of.size())?;
-        let size = of.size().cast_signed();
-        let axes = layout.shape().iter().copied().zip(layout.strides().map(|stride| stride * size));
         // Every allocation is aligned.
-        next(&mut self.targets, &mut self.target_count).set(of, ArgumentIndex::Target(0), 0, axes);
+        let target = next(&mut self.targets, &mut self.target_count);
+        target.set(of, ArgumentIndex::Target(0), 0, layout_axes(&layout, of.size()));
         Ok(())
     }
 
@@ -311,6 +304,11 @@ fn broadcast(
 }
 
 impl LeafElement {
+    /// The results of a reduction, with these lengths and strides in bytes.
+    pub(crate) fn result(of: ScalarType, place: usize, axes: Vec<(usize, isize)>) -> Self {
+        Self { of: Some(of), argument: ArgumentIndex::Target(place as u8), axes, ..Self::default() }
+    }
+
     fn set(
         &mut self,
         of: ScalarType,

@@ -221,6 +221,8 @@ operations! {
     Tanh tanh |e, x| e.call("tanh", x);
     /// The error function.
     Erf erf |e, x| e.call("erf", x);
+    /// 1 less the error function, exact for large numbers.
+    Erfc erfc |e, x| e.call("erfc", x);
     /// The cube root.
     Cbrt cbrt |e, x| e.call("cbrt", x);
     }

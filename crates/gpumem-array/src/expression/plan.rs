@@ -22,6 +22,8 @@ pub(crate) struct KernelPlan {
     /// The merged axes, from the fastest to the slowest. Those that are reduced come first.
     pub(crate) lens: Vec<usize>,
     pub(crate) reduced_count: usize,
+    /// True if neighbouring outputs of a reduction are nearer in memory than neighbouring elements of one.
+    pub(crate) is_across: bool,
     /// The strides of the merged axes in bytes: by axis, then by column.
     strides: Vec<isize>,
     /// The axis that turned columns lie along. Blocks take tiles of it and of the fastest axis.
@@ -133,10 +135,9 @@ impl KernelPlan {
             }
             let fastest = order.iter().rev().copied().min_by_key(|axis| least(*axis));
             if let Some(axis) = fastest.filter(|_| !wanted) {
-                // Neighbouring threads read neighbouring elements.
-                if (0..shape.len())
-                    .all(|other| !is_reduced(other) || shape[other] == 1 || least(other) > least(axis))
-                {
+                self.is_across = (0..shape.len())
+                    .all(|other| !is_reduced(other) || shape[other] == 1 || least(other) > least(axis));
+                if self.is_across {
                     order.retain(|other| *other != axis);
                     order.push(axis);
                 }
@@ -152,7 +153,7 @@ impl KernelPlan {
 
     /// Columns for the targets and all elements.
     fn begin(&mut self, notes: &Notes, shape: &[usize], targets: &[LeafElement]) {
-        self.tile_axis = None;
+        (self.tile_axis, self.is_across) = (None, false);
         self.columns.clear();
         self.unmerged.clear();
         self.places.clear();

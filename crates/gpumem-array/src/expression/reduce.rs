@@ -12,9 +12,7 @@ use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar, Truth};
 use crate::expression::tape::{Tape, check_arrays};
 use crate::expression::text::{NAME, THREADS};
 use crate::gpu::Gpu;
-use crate::kernel::Function;
-use crate::kernel::generated::GeneratedKernel;
-use crate::launch::OwnArguments;
+use crate::launch::{OwnArguments, OwnLaunch};
 use crate::layout::{ElementOrder, Layout};
 use core::marker::PhantomData;
 use ndarray::{Axis, Dimension, Ix0, Ix1, IxDyn};
@@ -43,15 +41,8 @@ impl Division {
     fn of(plan: &KernelPlan, can_split: bool) -> Self {
         let inner: usize = plan.lens[..plan.reduced_count].iter().product();
         let outputs: usize = plan.lens[plan.reduced_count..].iter().product();
-        let least = |mut axes: core::ops::Range<usize>| {
-            let read = plan.target_count..plan.columns.len();
-            let strides = |axis| read.clone().map(move |column| plan.stride(axis, column).unsigned_abs());
-            axes.by_ref().flat_map(strides).filter(|stride| *stride != 0).min().unwrap_or(usize::MAX)
-        };
-        // Neighbouring threads read neighbouring elements.
-        let is_across = least(plan.reduced_count..plan.lens.len()) < least(0..plan.reduced_count);
         let threads = match inner {
-            _ if is_across => 1,
+            _ if plan.is_across => 1,
             0..=32 => 1,
             33..=1024 => 32,
             _ => THREADS,
@@ -92,18 +83,17 @@ impl Division {
     }
 }
 
-/// The kernel of a plan, loaded.
-fn function<'k>(
-    gpu: &Gpu,
-    kernel: &'k GeneratedKernel,
+/// A launch of the kernel of a plan, whose arguments are complete but for its words.
+fn launched<'a>(
+    gpu: &'a Gpu,
+    arguments: OwnArguments<'a>,
     plan: &KernelPlan,
     class: &FoldClass,
-) -> Result<&'k Function, ArrayError> {
-    kernel.function(gpu.device(), NAME, || fold::text(plan, class))
-}
-
-fn entry<'g>(gpu: &'g Gpu, plan: &KernelPlan) -> Result<&'g GeneratedKernel, ArrayError> {
-    gpu.library().generated().entry(&plan.key, plan.key_hash)
+    division: &Division,
+) -> Result<OwnLaunch<'a>, ArrayError> {
+    let kernel = gpu.library().generated().entry(&plan.key, plan.key_hash)?;
+    let function = kernel.function(gpu.device(), NAME, || fold::text(plan, class))?;
+    Ok(arguments.launch(gpu, function, division.blocks(), &plan.words))
 }
 
 /// The axes of a reduction: an [`Axis`], or an array of up to four, such as `[Axis(0), Axis(2)]`.
@@ -232,9 +222,7 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
             arguments.array((result.writes(), result.planned()));
             write(&mut arguments);
             division.end(plan, notes, &class, array_count + result_count, total);
-            let kernel = entry(gpu, plan)?;
-            let function = function(gpu, kernel, plan, &class)?;
-            arguments.launch(gpu, function, division.blocks(), &plan.words).queue(operation)?;
+            launched(gpu, arguments, plan, &class, &division)?.queue(operation)?;
             return Ok(result);
         }
         // The states of the parts.
@@ -247,9 +235,7 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         let mut arguments = arguments;
         parts.iter().for_each(|(array, _)| arguments.array((array.writes(), array.planned())));
         division.end(plan, notes, &class, array_count + parts.len(), total);
-        let kernel = entry(gpu, plan)?;
-        let first =
-            arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
+        let first = launched(gpu, arguments, plan, &class, &division)?;
 
         // Outputs are in the order of the plan.
         let mut axes = vec![(division.parts, 0)];
@@ -271,10 +257,7 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         arguments.array((result.writes(), result.planned()));
         write(&mut arguments);
         division.end(plan, notes, &class, parts.len() + result_count, total);
-        let kernel = entry(gpu, plan)?;
-        let second =
-            arguments.launch(gpu, function(gpu, kernel, plan, &class)?, division.blocks(), &plan.words);
-        first.queue_before(second, operation)?;
+        first.queue_before(launched(gpu, arguments, plan, &class, &division)?, operation)?;
         Ok(result)
     })
 }

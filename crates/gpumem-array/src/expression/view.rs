@@ -72,16 +72,14 @@ impl ViewKind {
     }
 }
 
-const TO_LAST: usize = 0;
-const TO_END: usize = 1;
+/// The first words of an index and of a new axis. That of a range is 1 if it has an end.
 const INDEX: usize = 2;
 const NEW_AXIS: usize = 3;
 
 fn slice_words(element: &SliceInfoElem) -> [(usize, isize); 2] {
     match *element {
-        SliceInfoElem::Slice { start, end: None, step } => [(TO_LAST, start), (0, step)],
-        SliceInfoElem::Slice { start, end: Some(end), step } => {
-            [(TO_END, start), (end.cast_unsigned(), step)]
+        SliceInfoElem::Slice { start, end, step } => {
+            [(usize::from(end.is_some()), start), (end.unwrap_or(0).cast_unsigned(), step)]
         }
         SliceInfoElem::Index(index) => [(INDEX, index), (0, 0)],
         SliceInfoElem::NewAxis => [(NEW_AXIS, 0), (0, 0)],
@@ -93,66 +91,39 @@ fn slice_element(words: &[(usize, isize); 2]) -> SliceInfoElem {
     match kind {
         NEW_AXIS => SliceInfoElem::NewAxis,
         INDEX => SliceInfoElem::Index(first),
-        kind => {
-            let end = (kind == TO_END).then_some(end.cast_signed());
-            SliceInfoElem::Slice { start: first, end, step }
+        has_end => {
+            SliceInfoElem::Slice { start: first, end: (has_end == 1).then_some(end.cast_signed()), step }
         }
     }
 }
 
-/// The axes in reverse order.
-#[derive(Clone, Copy, Debug)]
-pub struct Transposed;
+macro_rules! views {
+    ($($(#[$attribute:meta])* $name:ident $(($field:ty))? [$($parameter:ident: $bound:path),*] => $dim:ty, $kind:ident |$view:ident| $words:expr;)*) => {$(
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name<$($parameter)*>$(($field))?;
 
-impl<D: Dimension> View<D> for Transposed {
-    type Dim = D;
-    fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
-        (ViewKind::Transposed, core::iter::empty())
-    }
+        impl<D: Dimension $(, $parameter: $bound)*> View<D> for $name<$($parameter)*> {
+            type Dim = $dim;
+            fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
+                let $view = self;
+                (ViewKind::$kind, $words)
+            }
+        }
+    )*};
 }
 
-/// The axes in this order.
-#[derive(Clone, Copy, Debug)]
-pub struct Permuted<D>(D);
-
-impl<D: Dimension> View<D> for Permuted<D> {
-    type Dim = D;
-    fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
-        (ViewKind::Permuted, self.0.slice().iter().map(|axis| (*axis, 0)))
-    }
-}
-
-/// In this shape.
-#[derive(Clone, Copy, Debug)]
-pub struct BroadcastTo<D>(D);
-
-impl<D: Dimension, S: Dimension> View<D> for BroadcastTo<S> {
-    type Dim = S;
-    fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
-        (ViewKind::Broadcast, self.0.slice().iter().map(|len| (*len, 0)))
-    }
-}
-
-/// A new axis of length 1 before this one.
-#[derive(Clone, Copy, Debug)]
-pub struct Inserted(Axis);
-
-impl<D: Dimension> View<D> for Inserted {
-    type Dim = D::Larger;
-    fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
-        (ViewKind::Inserted, core::iter::once((self.0.index(), 0)))
-    }
-}
-
-/// The elements of a slice.
-#[derive(Clone, Copy, Debug)]
-pub struct Sliced<I>(I);
-
-impl<D: Dimension, I: SliceArg<D>> View<D> for Sliced<I> {
-    type Dim = I::OutDim;
-    fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
-        (ViewKind::Sliced, self.0.as_ref().iter().flat_map(slice_words))
-    }
+views! {
+    /// The axes in reverse order.
+    Transposed [] => D, Transposed |_view| core::iter::empty();
+    /// The axes in this order.
+    Permuted(S) [S: Dimension] => D, Permuted |view| view.0.slice().iter().map(|axis| (*axis, 0));
+    /// In this shape.
+    BroadcastTo(S) [S: Dimension] => S, Broadcast |view| view.0.slice().iter().map(|len| (*len, 0));
+    /// A new axis of length 1 before this one.
+    Inserted(Axis) [] => D::Larger, Inserted |view| core::iter::once((view.0.index(), 0));
+    /// The elements of a slice.
+    Sliced(I) [I: SliceArg<D>] => I::OutDim, Sliced |view| view.0.as_ref().iter().flat_map(slice_words);
 }
 
 impl<E: Expression> Lazy<E> {

@@ -7,6 +7,7 @@ use crate::element::kind::{self, Kind};
 use crate::element::{Cast, CastNumbers, Element, ScalarType};
 use crate::error::ArrayError;
 use crate::expression::evaluate::{ExpressionMemory, queue_recorded, with_memory};
+use crate::expression::node::layout_axes;
 use crate::expression::tape::Tape;
 use crate::gpu::Place;
 use crate::layout::{ElementOrder, Layout};
@@ -176,15 +177,7 @@ fn numbers<D: Dimension>(
     of: ScalarType,
     lanes: usize,
 ) -> impl Iterator<Item = (usize, isize)> {
-    let size = of.size().cast_signed();
-    let element = size * lanes.cast_signed();
-    let axes = layout
-        .shape()
-        .iter()
-        .copied()
-        .zip(layout.strides())
-        .map(move |(len, stride)| (len, stride * element));
-    axes.chain([(lanes, size)])
+    layout_axes(layout, lanes * of.size()).chain([(lanes, of.size().cast_signed())])
 }
 
 /// True for row-major or column-major order. Other views, such as one with reversed rows, can be contiguous in memory too.

@@ -9,6 +9,7 @@ use crate::element::kind::Kind;
 use crate::element::{Element, ScalarType};
 use crate::error::ArrayError;
 use crate::expression::evaluate::{ExpressionMemory, queue_recorded, with_memory};
+use crate::expression::node::layout_axes;
 use crate::expression::tape::Tape;
 use crate::gpu::Place;
 use crate::layout::ElementOrder;
@@ -179,7 +180,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         let (gpu, address) = (self.gpu(), self.planned());
         let size = 1 << (address | size_of::<T>() as u64 | 8).trailing_zeros();
         let of = ScalarType::unsigned(size);
-        let (count, step) = (value.len() / size, size_of::<T>().cast_signed());
+        let count = value.len() / size;
         let words = value.chunks(size).map(|bytes| {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
@@ -187,11 +188,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         });
         let is_one = words.clone().zip(words.clone().skip(1)).all(|(word, next)| word == next);
         let (target_count, inner) = if is_one { (1, count) } else { (count, 1) };
-        let layout = self.layout();
-        let axes = || {
-            let axes = layout.shape().iter().copied().zip(layout.strides().map(|stride| stride * step));
-            axes.chain([(inner, size.cast_signed())])
-        };
+        let axes = || layout_axes(self.layout(), size_of::<T>()).chain([(inner, size.cast_signed())]);
         with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
             let mut tape = Tape::new("fill", recording);
             for (index, word) in words.take(target_count).enumerate() {

@@ -85,6 +85,23 @@ fn the_error_function_is_that_of_tables() {
             "{x}: {single}"
         );
     }
+    // The complement has digits where the difference has none.
+    let rows = [
+        (0.0, 1.0),
+        (0.5, 0.479_500_122_186_953_5),
+        (2.0, 0.004_677_734_981_047_266),
+        (-3.0, 1.999_977_909_503_001_4),
+        (5.0, 1.537_459_794_428_034_8e-12),
+        (f64::INFINITY, 0.0),
+    ];
+    let x = GpuArray::from_slice(&gpu, &rows.map(|(x, _)| x)).unwrap();
+    let (double, single) = (x.lazy().erfc().eval().unwrap(), x.lazy().cast::<f32>().erfc().eval().unwrap());
+    for ((double, single), (_, wanted)) in
+        double.to_vec().unwrap().into_iter().zip(single.to_vec().unwrap()).zip(rows)
+    {
+        assert!((double - wanted).abs() <= 6.0 * f64::EPSILON * wanted, "{double}");
+        assert!((f64::from(single) - wanted).abs() <= 6.0 * f64::from(f32::EPSILON) * wanted, "{single}");
+    }
     assert!(
         GpuArray::from_slice(&gpu, &[f32::NAN])
             .unwrap()
