@@ -227,9 +227,9 @@ mod tests {
     fn planned(expression: &dyn Recordable) -> (Option<usize>, Vec<Steps>) {
         with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
             let mut tape = Tape::new("test", recording);
-            expression.record_on(&mut tape).unwrap();
+            expression.record_on(&mut tape).expect("an expression");
             tape.new_target(f32::TYPE);
-            let KnownPlan { plan, .. } = plans.find(tape.recording, notes, "test").unwrap();
+            let KnownPlan { plan, .. } = plans.find(tape.recording, notes, "test").expect("a plan");
             (plan.tile_axis, plan.columns.iter().map(|column| column.steps).collect())
         })
     }

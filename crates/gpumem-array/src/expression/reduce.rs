@@ -105,26 +105,30 @@ pub trait ReducedAxes<D> {
     /// The dimension without them.
     type Rest: Dimension;
     #[doc(hidden)]
-    fn list(&self) -> &[Axis];
+    fn list(&self) -> AxisList<'_>;
 }
 
+/// The axes of a reduction. No other crate can name it, so none has reductions to other dimensions.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct AxisList<'a>(&'a [Axis]);
+
 macro_rules! reduced_axes {
-    ($($axes:ty => $rest:ty, |$list:ident| $slice:expr;)*) => {$(
+    ($($axes:ty => $rest:ty, $slice:path;)*) => {$(
         impl<D: Dimension> ReducedAxes<D> for $axes {
             type Rest = $rest;
-            fn list(&self) -> &[Axis] {
-                let $list = self;
-                $slice
+            fn list(&self) -> AxisList<'_> {
+                AxisList($slice(self))
             }
         }
     )*};
 }
 reduced_axes! {
-    Axis => D::Smaller, |axis| core::slice::from_ref(axis);
-    [Axis; 1] => D::Smaller, |axes| axes;
-    [Axis; 2] => <D::Smaller as Dimension>::Smaller, |axes| axes;
-    [Axis; 3] => <<D::Smaller as Dimension>::Smaller as Dimension>::Smaller, |axes| axes;
-    [Axis; 4] => <<<D::Smaller as Dimension>::Smaller as Dimension>::Smaller as Dimension>::Smaller, |axes| axes;
+    Axis => D::Smaller, core::slice::from_ref;
+    [Axis; 1] => D::Smaller, AsRef::as_ref;
+    [Axis; 2] => <D::Smaller as Dimension>::Smaller, AsRef::as_ref;
+    [Axis; 3] => <<D::Smaller as Dimension>::Smaller as Dimension>::Smaller, AsRef::as_ref;
+    [Axis; 4] => <<<D::Smaller as Dimension>::Smaller as Dimension>::Smaller as Dimension>::Smaller, AsRef::as_ref;
 }
 
 /// The reduction of an expression. Errors name `operation`; `empty` is the result of no elements. A mean or variance is divided by their
@@ -205,10 +209,9 @@ fn reduce_recorded<T: Scalar, D: Dimension>(
         let results = |axes: Vec<_>| -> Vec<_> {
             (0..result_count).map(|place| LeafElement::result(T::TYPE, place, axes.clone())).collect()
         };
+        let address = |place: usize| result.planned() + (place * bytes) as u64;
         let write = |arguments: &mut OwnArguments<'_>| {
-            for place in 1..result_count {
-                arguments.address(result.planned() + (place * bytes) as u64);
-            }
+            (1..result_count).for_each(|place| arguments.address(address(place)))
         };
         let Tape { mut arguments, recording, .. } = tape;
         plan.reduction(notes, &shape, &results(axes), is_reduced, fold.has_place());
@@ -301,7 +304,7 @@ macro_rules! reductions {
                 E::Elem: $($bound)*,
                 E::Dim: Dimension,
             {
-                reduce(stringify!($along), &self.0, Fold::$fold, Some(axes.list()), $empty, 0.0 $(+ $ddof)?)
+                reduce(stringify!($along), &self.0, Fold::$fold, Some(axes.list().0), $empty, 0.0 $(+ $ddof)?)
             }
         )*}
 
@@ -425,7 +428,7 @@ impl<E: Expression<Elem: Real, Dim: Dimension>> Lazy<E> {
         axes: A,
     ) -> Result<GpuArray<E::Elem, E::Dim>, ArrayError> {
         let both: GpuArray<<E::Elem as Real>::Wide, IxDyn> =
-            reduce("softmax_axis", &self.0, Fold::Powers, Some(axes.list()), None, 0.0)?;
+            reduce("softmax_axis", &self.0, Fold::Powers, Some(axes.list().0), None, 0.0)?;
         let (largest, sums) = (both.index_axis(Axis(0), 0)?, both.index_axis(Axis(0), 1)?);
         let wide = Lazy(Converted::<<E::Elem as Real>::Wide, _>(&self.0, PhantomData));
         let result = ((wide - largest.lazy()).exp() / sums.lazy()).cast::<E::Elem>().eval()?;

@@ -7,7 +7,6 @@
 use crate::element::ScalarType;
 use crate::error::ArrayError;
 use crate::expression::scalar::Scalar;
-use crate::expression::view::ViewKind;
 use crate::gpu::Gpu;
 use crate::kernel::ARGUMENTS_MAX;
 use crate::launch::OwnArguments;
@@ -181,9 +180,9 @@ impl<'v, 'n> Tape<'v, 'n> {
         self.recording.push(CAST, to, 0);
     }
 
-    /// Takes another view of the operand before it.
-    pub(crate) fn view(&mut self, kind: ViewKind, words: impl Iterator<Item = (usize, isize)>) {
-        self.recording.leaf(VIEW, ScalarType::F32, kind as usize, 0, words);
+    /// Takes another view of the operand before it, of a kind by its number.
+    pub(crate) fn view(&mut self, kind: u8, words: impl Iterator<Item = (usize, isize)>) {
+        self.recording.leaf(VIEW, ScalarType::F32, usize::from(kind), 0, words);
     }
 }
 

@@ -10,19 +10,19 @@ use ndarray::{Axis, Dimension, IntoDimension, IxDyn, SliceArg, SliceInfoElem};
 #[derive(Clone, Copy, Debug)]
 pub struct Viewed<A, V>(pub(crate) A, pub(crate) V);
 
-impl<A: Expression<Dim: Dimension>, V: View<A::Dim>> Expression for Viewed<A, V> {
+impl<A: Expression<Dim: Dimension>, V: ViewStep<A::Dim>> Expression for Viewed<A, V> {
     type Elem = A::Elem;
     type Dim = V::Dim;
     fn record<'v>(&'v self, tape: &mut Tape<'v, '_>) -> Result<(), ArrayError> {
         self.0.record(tape)?;
         let (kind, words) = self.1.words();
-        tape.view(kind, words);
+        tape.view(kind as u8, words);
         Ok(())
     }
 }
 
 /// A view of an expression of the dimension `D`.
-pub trait View<D> {
+pub trait ViewStep<D> {
     /// The dimension of the view.
     type Dim: Dimension;
     #[doc(hidden)]
@@ -103,7 +103,7 @@ macro_rules! views {
         #[derive(Clone, Copy, Debug)]
         pub struct $name<$($parameter)*>$(($field))?;
 
-        impl<D: Dimension $(, $parameter: $bound)*> View<D> for $name<$($parameter)*> {
+        impl<D: Dimension $(, $parameter: $bound)*> ViewStep<D> for $name<$($parameter)*> {
             type Dim = $dim;
             fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>) {
                 let $view = self;

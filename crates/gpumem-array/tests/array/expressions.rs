@@ -467,7 +467,7 @@ fn large_transposed_operands_are_read_by_tiles() {
         }
         let turned = (x.lazy().t() * T::ONE).slice(s![..;-1, .., ..]);
         let mut target = GpuArray::from_elem(gpu, (250, 2, 270), T::ZERO).unwrap();
-        target.assign_expr(turned + &x.slice(s![.., .., 0]).unwrap().t() * T::ZERO).unwrap();
+        target.assign_expr(turned + x.slice(s![.., .., 0]).unwrap().t() * T::ZERO).unwrap();
         assert_eq!(target.to_array().unwrap(), host.t().slice(s![..;-1, .., ..]));
     }
     let gpu = gpu();
