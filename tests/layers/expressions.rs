@@ -58,7 +58,6 @@ cases! {
             assert_eq!(done.get(&columns).unwrap().to_vec().unwrap(), eager.1.to_vec().unwrap());
             assert_eq!(done.get(&all).unwrap().into_scalar().unwrap(), eager.2.into_scalar().unwrap());
             assert_eq!(done.get(&soft).unwrap().to_vec().unwrap(), eager.3.to_vec().unwrap());
-            drop(done);
             assert_eq!(sum.to_vec().unwrap(), wanted.to_vec().unwrap());
             x += 0.25;
         }
