@@ -267,7 +267,6 @@ mod random_programs {
         }
         let status = gpu.pool().status().unwrap();
         assert!(status.in_use_peak_bytes <= LIMIT_BYTES, "{status:#}");
-        assert!(status.counters.spill_count > 0, "{status:#}");
         assert!(refused < steps / 4, "{refused} of {steps} refused: {status:#}");
     }
 

@@ -15,8 +15,8 @@ use gpumem_tests::pool::adaptor::{
 use gpumem_tests::pool::trace::{ReadError, Recording};
 use gpumem_tests::pool::{
     BackendKind, BadArgument, CaptureError, ConfigError, Device, DeviceError, FlightRecorder,
-    HostMemoryError, Keep, Limit, MemoryKind, OutOfMemory, Pool, PoolError, SocketError, Stream, StreamError,
-    Unsupported,
+    HostMemoryError, Keep, Limit, MemoryKind, OutOfMemory, Pool, PoolError, SocketError, Spill, Stream,
+    StreamError, Unsupported,
 };
 use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
@@ -373,6 +373,7 @@ fn of_options(text: &str, texts: &mut Texts) {
     }
     texts.add(&FlightRecorder::File(text.into()));
     texts.add_debug(&FlightRecorder::File("flight.trace".into()));
+    texts.add(&Spill::to_host(1 << 30));
     text.parse::<Rule>().err().iter().for_each(|error| texts.add_error(error));
     let rule = Rule::new(text, gpumem_sim::Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
     texts.add(&rule);
@@ -717,7 +718,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "numbers",
         "adapt::Fit array::Transfers device::Bytes pool::Limit pool::PoolId \
-      device::PeerDevice device::StreamPoint pool::Registration pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
+      device::PeerDevice device::StreamPoint pool::Registration pool::SpillableBlock pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
     ),
     (
         "numbers and types of elements",

@@ -123,6 +123,7 @@ impl Training<'_> {
                     (w - m * 1e-4 / (v.sqrt() + 1e-8), m, v)
                 })?;
             }
+            let queued = begin.elapsed().as_secs_f64();
             gpu.synchronize()?;
             let took = begin.elapsed().as_secs_f64();
             losses.push(loss.into_scalar()?);
@@ -131,12 +132,14 @@ impl Training<'_> {
             }
             let now = pool.status()?.counters;
             println!(
-                "  step {step}: {:.1} ms, {} MiB up, {} MiB down, {} waits of the host, {} driver calls",
+                "  step {step}: {:.1} ms, {:.1} of them the host's, {} MiB up, {} MiB down, {} waits of the host, {} driver calls in {:.1?}",
                 1e3 * took,
+                1e3 * queued,
                 (now.spilled_up_bytes - before.spilled_up_bytes) >> 20,
                 (now.spilled_down_bytes - before.spilled_down_bytes) >> 20,
                 now.host_wait_count - before.host_wait_count,
                 now.driver_call_count - before.driver_call_count,
+                now.driver_call_time - before.driver_call_time,
             );
             before = now;
         }

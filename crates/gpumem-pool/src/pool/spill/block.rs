@@ -80,6 +80,8 @@ impl SpillableBlock {
         };
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Behind the allocation, and behind what others have done with the block.
+        let points = block.use_points().collect();
         let movable = Arc::new(Movable {
             pool: pool.clone(),
             number,
@@ -92,7 +94,7 @@ impl SpillableBlock {
             is_changed: AtomicBool::new(is_written),
             latest: AtomicU64::new(0),
             protected: AtomicU64::new(0),
-            places: Lock::new(Places { device: Some(block), ..Places::default() }),
+            places: Lock::new(Places { device: Some(block), points, ..Places::default() }),
             spiller,
         });
         let spiller = &movable.spiller;
@@ -357,8 +359,9 @@ impl Movable {
         let mut places = self.places.lock();
         let Some(device) = &places.device else { return Ok(()) };
         to.copy_from_ordered(device, down)?;
-        let _marked = down.mark();
+        // A marker behind the point: who waits for it does not wait for later copies.
         (places.host, places.saved) = (Some(to), Some(down.point()));
+        let _marked = down.mark();
         self.is_changed.store(false, Ordering::Relaxed);
         Ok(())
     }
@@ -366,8 +369,6 @@ impl Movable {
     /// Frees the device memory behind a stream, which is made to wait for all uses. The contents are saved, or there are none.
     pub(super) fn free_device_memory(&self, behind: &Stream) -> Result<(), PoolError> {
         self.order(behind)?;
-        // Later work of the stream does not delay the memory.
-        let _marked = behind.mark();
         let freed = {
             let mut places = self.places.lock();
             places.points.clear();
@@ -376,6 +377,8 @@ impl Movable {
         if let Some(freed) = freed {
             freed.free_behind(behind);
         }
+        // A marker behind the free: who takes the memory does not wait for later work of the stream.
+        let _marked = behind.mark();
         self.address.store(0, Ordering::Release);
         self.latest.store(0, Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
@@ -400,8 +403,8 @@ impl Movable {
             block.copy_from_ordered(host, up)?;
             copied_bytes = self.size_bytes;
         }
-        let _marked = up.mark();
         self.arrived.store(up.point().to_bits(), Ordering::Release);
+        let _marked = up.mark();
         let address = block.address();
         places.device = Some(block);
         self.address.store(address, Ordering::Release);

@@ -74,7 +74,7 @@ pub(crate) struct SpillPlan {
     /// The largest array, and the largest sum of sizes of an operation's arrays.
     largest_array_bytes: u64,
     largest_bytes: u64,
-    /// Early returns that were used in time, and those that were not, with the older ones counted less.
+    /// Early returns that were used in time, and those that were not. Older ones count less.
     early_right: f64,
     early_wrong: f64,
 }
@@ -226,8 +226,8 @@ impl SpillPlan {
 
     /// Arrays that should return now, the one that is used first comes first. None while expectations were wrong.
     pub(crate) fn returning(&self) -> Vec<u64> {
-        if self.away_bytes == 0 || self.streak < STREAK_MIN || self.early_wrong * 3.0 > self.early_right + 1.0
-        {
+        let were_right = 3.0 * self.early_wrong <= self.early_right + EARLY_SLACK;
+        if self.away_bytes == 0 || self.streak < STREAK_MIN || !were_right {
             return Vec::new();
         }
         let (window_bytes, mut sum_bytes) = (self.window_bytes(), self.early_bytes);
@@ -271,6 +271,8 @@ impl SpillPlan {
         let next = self.matched.map(|at| at + 1).filter(|at| *at < now && self.is_like(*at, signature, uses));
         if let Some(at) = next {
             (self.matched, self.streak) = (Some(at), self.streak + 1);
+            // Mistakes are forgotten while operations come as expected.
+            self.early_wrong *= FORGETTING;
         } else {
             // The last use of a written array says little, because accumulators are used all the time.
             let by_array = |is_write| {
@@ -371,6 +373,9 @@ const SEQUENCE_LENGTH: usize = 4;
 const READ_AHEAD_STREAK: u64 = 3;
 /// Matches in a row before contents return early.
 const STREAK_MIN: u64 = 8;
+/// Mistakes that are allowed before anything was right.
+const EARLY_SLACK: f64 = 1.0;
+const FORGETTING: f64 = 0.99;
 const WINDOW_BYTES_MIN: u64 = 256 << 20;
 /// The window and the reserve, as fractions of the resident bytes and of those that are away. Larger ones double the copies of programs that
 /// need little more than there is.

@@ -147,6 +147,7 @@ fn activations_of_each_step_are_expected_like_those_of_the_last() {
     }
     // Of 32 arrays 24 fit: at least eight return in each step.
     assert!(moved[2..].iter().all(|count| (8..=11).contains(count)), "{moved:?}");
+    assert!(machine.early_count > 8, "{} of {moved:?}", machine.early_count);
 }
 
 /// Uses without a pattern: nothing returns early in vain for long, and no more moves than in the order of least recent use.
