@@ -4,7 +4,7 @@
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_heap::cache::{OwnerGuard, Spill, ThreadCache, ThreadCaches};
+use gpumem_heap::cache::{Drained, OwnerGuard, ThreadCache, ThreadCaches};
 use gpumem_heap::{HeapBlock, SizeClass};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -33,7 +33,7 @@ struct World {
     pool: ThreadCaches<u64>,
     next_record: AtomicU32,
     in_hand: Vec<AtomicBool>,
-    back: Mutex<Spill<u64>>,
+    back: Mutex<Drained<u64>>,
 }
 
 impl World {
@@ -60,23 +60,23 @@ impl World {
 
     fn put(&self, cache: OwnerGuard<'_>, class: SizeClass, block: HeapBlock) {
         assert!(self.in_hand[block.record as usize].swap(false, Ordering::SeqCst));
-        let mut spill = Vec::new();
+        let mut drained = Vec::new();
         let size_bytes = class.size_bytes();
         let is_in = cache.put(class, size_bytes, block)
-            || (self.pool.make_way(cache, class, |stream| stream, &mut spill)
+            || (self.pool.make_way(cache, class, |stream| stream, &mut drained)
                 && cache.put(class, size_bytes, block));
         if !is_in {
-            spill.push((block, cache.stream()));
+            drained.push((block, cache.stream()));
             let counted = cache.count_in(size_bytes) || self.pool.count_in(cache.stream(), size_bytes);
             assert!(counted, "nobody closes the pool here");
         }
-        self.back.lock().unwrap().extend(spill);
+        self.back.lock().unwrap().extend(drained);
     }
 
     fn drain(&self) {
-        let mut spill = Vec::new();
-        self.pool.drain(|stream| stream, &mut spill);
-        self.back.lock().unwrap().extend(spill);
+        let mut drained = Vec::new();
+        self.pool.drain(|stream| stream, &mut drained);
+        self.back.lock().unwrap().extend(drained);
     }
 
     /// Checks that every block has been returned once.
@@ -193,9 +193,9 @@ fn threads_that_come_and_go() {
                 }
             })
         });
-        let mut spill = Vec::new();
-        world.pool.purge(|stream| stream == 8, |stream| stream, &mut spill);
-        world.back.lock().unwrap().extend(spill);
+        let mut drained = Vec::new();
+        world.pool.purge(|stream| stream == 8, |stream| stream, &mut drained);
+        world.back.lock().unwrap().extend(drained);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         world.check_all_back();
     });

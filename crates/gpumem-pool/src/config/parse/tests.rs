@@ -47,7 +47,7 @@ fn backends_go_by_both_projects_names() {
 #[test]
 fn every_option_takes_its_forms_and_says_them() {
     for key in KEYS {
-        let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host", "on"];
+        let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host", "on", "off"];
         let outcome = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
         assert!(outcome, "{}", key.name);
         let said = mistake(&format!("{}:perhaps", key.name));

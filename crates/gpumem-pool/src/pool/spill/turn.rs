@@ -1,7 +1,8 @@
 //! [`Turns`]: one thread at a time moves contents, and may allocate while it does.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use gpumem_base::sync::{Lock, MutexGuard};
+use gpumem_base::sync::Lock;
+use std::sync::MutexGuard;
 
 /// The lock of a spiller's decisions. The thread that holds it may begin further turns inside.
 #[derive(Default)]
