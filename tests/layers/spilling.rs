@@ -1,12 +1,14 @@
 //! Arrays of a pool that spills (`PoolBuilder::spill`), on both drivers: programs that need more than the limit give the results of
 //! programs that fit.
 
+use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::array::ndarray::{Array1, s};
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::each_setting;
 use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolBuilder, Spill};
 use gpumem_tests::sys::Driver;
+use gpumem_tests::sys::types::CUresult;
 
 const MIB: usize = 1 << 20;
 /// Elements of an array of 1 MiB.
@@ -69,13 +71,61 @@ cases! {
 /// A program that fits has no moves and no host memory.
 #[test]
 fn nothing_moves_while_everything_fits() {
-    let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
     let x = GpuArray::from_elem(&gpu, LEN, 1.0_f32).unwrap();
     let y = &x + &x;
     assert_eq!(y.sum().unwrap().into_scalar().unwrap(), 2.0 * LEN as f32);
     let status = gpu.pool().status().unwrap();
     assert_eq!((status.counters.spill_count, status.spilled_host_bytes), (0, 0));
+}
+
+/// What other code has the address of stays, and moves again afterwards. A limit that is lowered moves arrays.
+#[test]
+fn arrays_whose_address_others_have_stay() {
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
+    let (lent, free) =
+        (GpuArray::from_elem(&gpu, LEN, 1.0_f32).unwrap(), GpuArray::from_elem(&gpu, LEN, 2.0_f32).unwrap());
+    let guard = lent.read_on(&gpu).unwrap();
+    assert_eq!(gpu.pool().spill(u64::MAX).unwrap(), MIB as u64);
+    assert_eq!(gpu.pool().status().unwrap().spilled_bytes, MIB as u64);
+    drop(guard);
+    assert_eq!(gpu.pool().spill(u64::MAX).unwrap(), MIB as u64);
+    assert_eq!((&lent + &free).sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
+
+    // For good: nobody knows how long the address is in use.
+    assert_ne!(lent.address(), 0);
+    gpu.pool().spill(u64::MAX).unwrap();
+    assert_eq!(gpu.pool().status().unwrap().spilled_bytes, MIB as u64);
+
+    let more: Vec<_> = (0..6).map(|_| GpuArray::from_elem(&gpu, LEN, 3.0_f32).unwrap()).collect();
+    gpu.pool().set_hard_limit(4 << 20).unwrap();
+    assert!(gpu.pool().status().unwrap().in_use_bytes <= 4 << 20);
+    assert_eq!(more[5].sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
+}
+
+/// Host memory that is refused, or whose limit is reached, leads to the refusal that there would be without spilling. Nothing is lost.
+#[test]
+fn without_host_memory_a_request_is_refused_and_nothing_is_lost() {
+    let rule = Rule::new("cuMemHostAlloc", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY)).from_nth(1);
+    for (config, host_bytes) in [(SimConfig::new().rule(rule), 1 << 30), (SimConfig::new(), 2 << 20)] {
+        let driver = gpumem_sim::driver(config).unwrap();
+        let builder = Pool::builder(&Device::new(&driver, 0).unwrap()).hard_limit(LIMIT_BYTES);
+        let gpu = Gpu::new(&builder.spill(Spill::to_host(host_bytes)).build().unwrap()).unwrap();
+        let (mut arrays, mut refused) = (Vec::new(), None);
+        for index in 0..16 {
+            match GpuArray::from_elem(&gpu, LEN, index as f32) {
+                Ok(array) => arrays.push(array),
+                Err(error) => refused = Some(error),
+            }
+        }
+        assert!(refused.unwrap().is_out_of_memory());
+        assert!((8..=10).contains(&arrays.len()), "{}", arrays.len());
+        for (index, array) in arrays.iter().enumerate() {
+            assert_eq!(array.slice(s![..2]).unwrap().to_vec().unwrap(), [index as f32; 2]);
+        }
+    }
 }
 
 /// Random programs at a limit that has room for a part of their arrays, beside a twin on the host. The simulator finds races, uses of
@@ -267,13 +317,15 @@ mod random_programs {
         }
         let status = gpu.pool().status().unwrap();
         assert!(status.in_use_peak_bytes <= LIMIT_BYTES, "{status:#}");
-        assert!(refused < steps / 4, "{refused} of {steps} refused: {status:#}");
+        assert!(refused < steps / 2, "{refused} of {steps} refused: {status:#}");
     }
 
-    fn pool(driver: &Driver, setting: usize) -> Gpu {
+    /// A pool of some backend; one in three has little host memory.
+    fn pool(driver: &Driver, seed: u64) -> Gpu {
         let device = Device::new(driver, 0).unwrap();
-        let builder = Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(Spill::to_host(64 << 20));
-        let builder = match setting {
+        let host_bytes = if seed % 3 == 2 { 4 << 20 } else { 64 << 20 };
+        let builder = Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(Spill::to_host(host_bytes));
+        let builder = match seed % 4 {
             0 => builder.backend(BackendKind::None),
             1 => builder.backend(BackendKind::Native),
             2 => builder.profile(Profile::Tight),
@@ -284,13 +336,13 @@ mod random_programs {
 
     #[test]
     fn one_thread() {
-        for_each_seed!(12, |driver, seed| run(&pool(driver, seed as usize % 4), seed, 200));
+        for_each_seed!(12, |driver, seed| run(&pool(driver, seed), seed, 200));
     }
 
     #[test]
     fn three_threads() {
         for_each_seed!(8, |driver, seed| {
-            let gpu = pool(driver, seed as usize % 4);
+            let gpu = pool(driver, seed);
             std::thread::scope(|scope| {
                 for thread in 0..3 {
                     let gpu = gpu.fork().unwrap();

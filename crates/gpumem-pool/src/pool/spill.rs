@@ -46,6 +46,8 @@ use turn::{Turn, Turns};
 /// Moves the contents of one pool's spillable blocks.
 pub(crate) struct Spiller {
     device: Device,
+    /// The limit of the host memory.
+    limit_bytes: u64,
     /// Smaller blocks stay.
     size_bytes_min: u64,
     /// The pinned memory that contents move to.
@@ -61,6 +63,8 @@ pub(crate) struct Spiller {
     away_bytes: AtomicU64,
     /// In a turn: contents that are expected within as many operations stay.
     nearest: AtomicU64,
+    /// In a turn: contents are about to return, and room is made for them.
+    is_returning: AtomicBool,
 }
 
 impl Spiller {
@@ -75,6 +79,7 @@ impl Spiller {
             Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes).name("spilled").build()?;
         Ok(Some(Arc::new(Self {
             device: device.clone(),
+            limit_bytes,
             size_bytes_min: config.spill_bytes_min.unwrap_or(SIZE_BYTES_MIN).max(1),
             host,
             activity: Arc::clone(&hub.activity),
@@ -85,6 +90,7 @@ impl Spiller {
             blocks: Lock::default(),
             away_bytes: AtomicU64::new(0),
             nearest: AtomicU64::new(0),
+            is_returning: AtomicBool::new(false),
         })))
     }
 
@@ -155,8 +161,11 @@ impl Spiller {
         if block.is_saved() {
             block.free_device_memory(uses)?;
         } else {
+            if !self.has_host_room(block.size_bytes) {
+                return Ok(false);
+            }
             let saved = block.save(&self.host, down);
-            if saved.is_err() && self.drop_stale_copies() {
+            if saved.is_err() && self.drop_copies(|_| true) {
                 block.save(&self.host, down)?;
             } else {
                 saved?;
@@ -168,10 +177,20 @@ impl Spiller {
         Ok(true)
     }
 
-    /// Frees the host memory of contents that have changed on the device since. True if there was any.
-    fn drop_stale_copies(&self) -> bool {
+    /// True if the host has room for a copy of such a size, and, unless contents are about to return, for another one: what is away can
+    /// return only if something else can leave.
+    fn has_host_room(&self, size_bytes: u64) -> bool {
+        let copies = if self.is_returning.load(Ordering::Relaxed) { 1 } else { 2 };
+        let needed_bytes = copies * size_bytes.max(self.plan.lock().largest_away_bytes());
+        let fits =
+            || self.host.0.backend.counts().in_use_bytes.saturating_add(needed_bytes) <= self.limit_bytes;
+        fits() || self.drop_copies(Movable::has_stale_copy) && fits() || self.drop_copies(|_| true) && fits()
+    }
+
+    /// Frees the host memory of contents that the device has, too. True if there was any.
+    fn drop_copies(&self, which: impl Fn(&Movable) -> bool) -> bool {
         let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
-        live.iter().filter(|block| block.drop_stale_copy()).count() > 0
+        live.iter().filter(|block| which(block) && block.drop_copy()).count() > 0
     }
 
     /// Brings contents back, if they are away.
@@ -180,7 +199,10 @@ impl Spiller {
             return Ok(());
         }
         let [_, up, _] = self.streams()?;
-        let copied_bytes = block.bring_back(up)?;
+        let outer = self.is_returning.swap(true, Ordering::Relaxed);
+        let returned = block.bring_back(up);
+        self.is_returning.store(outer, Ordering::Relaxed);
+        let copied_bytes = returned?;
         self.activity.spilled_up_bytes.add(copied_bytes);
         self.plan.lock().set_resident(block.number, true, is_early);
         self.note_away();
@@ -236,7 +258,8 @@ impl Spiller {
 
 impl Spills for Spiller {
     fn make_room(&self, size_bytes: u64) -> u64 {
-        if fork::is_child() {
+        // In a call on a stream, this thread would wait for itself.
+        if fork::is_child() || self.device.sleepers().check_not_in_call().is_err() {
             return 0;
         }
         let turn = self.turns.begin();

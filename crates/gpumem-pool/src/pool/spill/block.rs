@@ -9,6 +9,7 @@ use crate::pool::block::Block;
 use crate::pool::request;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
+use gpumem_device::internal::not_forked;
 use gpumem_device::{Device, DeviceError, Stream, StreamError, StreamPoint};
 use gpumem_sys::fork;
 use gpumem_sys::text::debug_fields;
@@ -157,6 +158,8 @@ impl SpillableBlock {
         blocks: impl IntoIterator<Item = &'a Self>,
         stream: Option<&Stream>,
     ) -> Result<Settled<'a>, PoolError> {
+        // A thread that does not exist in the child may have the turn.
+        not_forked()?;
         let mut blocks: Vec<&Movable> = blocks.into_iter().map(|block| &*block.0).collect();
         // In one order for all threads.
         blocks.sort_by_key(|block| Arc::as_ptr(&block.spiller).addr());
@@ -412,13 +415,20 @@ impl Movable {
         Ok(copied_bytes)
     }
 
-    /// Frees host memory whose contents are older than the device's. True if there was any.
-    pub(super) fn drop_stale_copy(&self) -> bool {
+    /// True if the host has contents that are older than the device's.
+    pub(super) fn has_stale_copy(&self) -> bool {
+        self.is_changed.load(Ordering::Relaxed)
+    }
+
+    /// Frees the host memory of contents that the device has, too. They are copied down again before they leave. True if there was any.
+    pub(super) fn drop_copy(&self) -> bool {
         let mut places = self.places.lock();
-        let is_stale = places.device.is_some() && self.is_changed.load(Ordering::Relaxed);
-        let stale = if is_stale { places.host.take() } else { None };
+        let copy = if places.device.is_some() { places.host.take() } else { None };
+        if copy.is_some() {
+            self.is_changed.store(true, Ordering::Relaxed);
+        }
         drop(places);
-        stale.is_some()
+        copy.is_some()
     }
 
     fn record_use(&self, stream: &Stream) {

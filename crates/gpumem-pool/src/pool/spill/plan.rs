@@ -241,6 +241,11 @@ impl SpillPlan {
         fitting.collect()
     }
 
+    /// The size of the largest array that may have to return.
+    pub(crate) fn largest_away_bytes(&self) -> u64 {
+        if self.away_bytes == 0 { 0 } else { self.largest_array_bytes.min(self.away_bytes) }
+    }
+
     /// The memory that should be free for the next requests: an array or a few, and little beside what is missing.
     pub(crate) fn reserve_bytes(&self) -> u64 {
         let reserve_bytes = (self.resident_bytes / RESERVE_DIVISOR).max(self.largest_array_bytes);
