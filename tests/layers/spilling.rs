@@ -6,7 +6,7 @@ use gpumem_tests::array::ndarray::{Array1, s};
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::each_setting;
-use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolBuilder, Spill};
+use gpumem_tests::pool::{Device, Keep, MemoryKind, Pool, PoolBuilder, Spill};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::sys::types::CUresult;
 
@@ -103,6 +103,43 @@ fn arrays_whose_address_others_have_stay() {
     gpu.pool().set_hard_limit(4 << 20).unwrap();
     assert!(gpu.pool().status().unwrap().in_use_bytes <= 4 << 20);
     assert_eq!(more[5].sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
+}
+
+/// Contents that are away stay there while the pool sleeps, and return once it is awake.
+#[test]
+fn a_pool_sleeps_while_arrays_are_away() {
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
+    let arrays: Vec<_> = (0..12).map(|index| GpuArray::from_elem(&gpu, LEN, index as f32).unwrap()).collect();
+    assert!(gpu.pool().status().unwrap().spilled_bytes >= 4 << 20);
+    gpu.pool().sleep(Keep::OnHost).unwrap();
+    assert!(arrays.iter().all(|array| array.try_add(1.0).is_err()));
+    gpu.pool().wake().unwrap();
+    for (index, array) in arrays.iter().enumerate() {
+        assert_eq!((array + 1.0).slice(s![LEN - 2..]).unwrap().to_vec().unwrap(), [index as f32 + 1.0; 2]);
+    }
+}
+
+/// A graph has the addresses of its arrays, so they stay. Its launches are ordered like other uses.
+#[test]
+fn arrays_of_a_graph_stay() {
+    for seed in 0..20 {
+        let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
+        let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
+        let x = GpuArray::from_elem(&gpu, LEN, 2.0_f32).unwrap();
+        let mut y = GpuArray::from_elem(&gpu, LEN, 1.0_f32).unwrap();
+        gpu.pool().spill(u64::MAX).unwrap();
+        let (mut graph, ()) = gpu.capture(|c| y.view_mut().on_mut(c).try_add_assign(&x)).unwrap();
+        let others: Vec<_> = (0..8).map(|_| GpuArray::from_elem(&gpu, LEN, 5.0_f32).unwrap()).collect();
+        for _ in 0..3 {
+            gpu.pool().spill(u64::MAX).unwrap();
+            graph.launch(&gpu).read(&x).write(&mut y).run().unwrap();
+        }
+        assert_eq!(y.slice(s![..2]).unwrap().to_vec().unwrap(), [7.0; 2]);
+        assert_eq!(others[7].slice(s![..2]).unwrap().to_vec().unwrap(), [5.0; 2]);
+        drop((graph, others, x, y, gpu));
+        assert!(gpumem_sim::Sim::of(&driver).unwrap().report().silent_findings().is_empty());
+    }
 }
 
 /// Host memory that is refused, or whose limit is reached, leads to the refusal that there would be without spilling. Nothing is lost.
