@@ -161,7 +161,7 @@ impl Spiller {
         if block.is_saved() {
             block.free_device_memory(uses)?;
         } else {
-            if !self.has_host_room(block.size_bytes) {
+            if !block.has_copy() && !self.has_host_room(block.size_bytes) {
                 return Ok(false);
             }
             let saved = block.save(&self.host, down);

@@ -415,6 +415,11 @@ impl Movable {
         Ok(copied_bytes)
     }
 
+    /// True if there is host memory for the contents.
+    pub(super) fn has_copy(&self) -> bool {
+        self.places.lock().host.is_some()
+    }
+
     /// True if the host has contents that are older than the device's.
     pub(super) fn has_stale_copy(&self) -> bool {
         self.is_changed.load(Ordering::Relaxed)
