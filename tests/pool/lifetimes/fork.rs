@@ -306,7 +306,7 @@ const PLAIN_DROPS: &[(&str, &str)] = &[
     ),
     (
         "guards within a call that a child is refused",
-        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::Reservation workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
+        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::Reservation turn::Turn workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
     ),
     (
         "a call that the driver refuses",
@@ -320,6 +320,7 @@ const PLAIN_DROPS: &[(&str, &str)] = &[
         "held by the state of a pool, which a child keeps",
         "caching_pool::CachingPool direct::DirectBackend driver_pool::DriverPool ordered::Ordered none::PlainAllocator slots::Slots flight::Flight",
     ),
+    ("an atomic number alone", "block::SpillPin"),
     ("its writer knows the process", "trace::Trace"),
     ("of files and of the compiler", "save::NewFile nvrtc::NvrtcProgram"),
 ];
@@ -377,6 +378,7 @@ const CALLS: &[(&str, Call)] = &[
     ("GrowableBlock::grow_to", |my| my.with_growable(|block| block.grow_to(9 << 20))),
     ("GrowableBlock::shrink_to", |my| my.with_growable(|block| block.shrink_to(0))),
     ("Pool::status", |my| my.pool.status().map(drop)),
+    ("Pool::spill", |my| my.pool.spill(LARGE_BYTES).map(drop)),
     ("Pool::explain_refusal", |my| my.pool.explain_refusal(1 << 20).map(drop)),
     ("Pool::check", |my| {
         my.pool.check().map_err(|text| {

@@ -96,7 +96,6 @@ impl LimitNode {
         }
     }
 
-    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn room_bytes(&self) -> u64 {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.parent.as_ref().map_or(own_bytes, |parent| own_bytes.min(parent.room_bytes()))
