@@ -190,19 +190,19 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
 }
 
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
-    /// As for a view that reads.
+    /// The planned address of the first element; see [`GpuView::planned`].
     pub(crate) fn planned(&self) -> u64 {
         address_of::<T, D>(self.storage().planned(), self.layout())
     }
 
-    /// As for a view that reads.
+    /// The address of the first element in memory that is pinned, or does not spill.
     pub(crate) fn pinned_address(&self) -> u64 {
         address_of::<T, D>(self.storage().pinned_address(), self.layout())
     }
 }
 
 impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
-    /// As for a view.
+    /// The planned address of the first element; see [`GpuView::planned`].
     pub(crate) fn planned(&self) -> u64 {
         address_of::<T, D>(self.storage().planned(), self.layout())
     }

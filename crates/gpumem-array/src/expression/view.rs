@@ -29,7 +29,7 @@ pub trait ViewStep<D> {
     fn words(&self) -> (ViewKind, impl Iterator<Item = (usize, isize)>);
 }
 
-/// What a view does, with the words that a recording has of it.
+/// An operation of a view, as it is recorded in words.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]

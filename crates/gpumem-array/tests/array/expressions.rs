@@ -452,7 +452,7 @@ fn views_that_do_not_fit_are_refused_where_they_run() {
     assert!(matches!(refused, ArrayError::Shape { operation: "update", .. }), "{refused}");
 }
 
-/// Of sizes that are no multiples of a tile, with several arrays and other axes, of each size of elements.
+/// The sizes are not multiples of a tile. The cases vary the number of arrays, the axes and the size of elements.
 #[test]
 fn large_transposed_operands_are_read_by_tiles() {
     fn check<T: Arithmetic + Copy + std::fmt::Debug>(gpu: &Gpu, number: impl Fn(usize) -> T) {

@@ -21,15 +21,15 @@ pub enum Spill {
     /// Contents stay where they are.
     #[default]
     Off,
-    /// Contents move to pinned host memory, of which the pool takes at most as many bytes.
+    /// Contents move to pinned host memory.
     Host {
-        /// The limit.
+        /// The limit of the pinned memory, in bytes.
         limit_bytes: u64,
     },
 }
 
 impl Spill {
-    /// Contents move to pinned host memory, of which the pool takes at most `limit_bytes`.
+    /// Contents move to at most `limit_bytes` bytes of pinned host memory.
     #[must_use]
     pub const fn to_host(limit_bytes: u64) -> Self {
         Self::Host { limit_bytes }

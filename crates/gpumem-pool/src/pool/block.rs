@@ -452,7 +452,7 @@ impl Block {
     /// process maps the memory.
     ///
     /// The pool's options `rdma` and `exportable` ([`conf`](crate::conf)) determine the access of other devices and
-    /// processes. SpillPin memory is harder to reuse for blocks of other sizes, so pin only blocks that need it.
+    /// processes. Pinned memory is harder to reuse for blocks of other sizes, so pin only blocks that need it.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Pool, Stream};

@@ -16,7 +16,7 @@
 //! memory is allocated and filled on another stream of the spiller, and the caller's stream waits for that. The caller keeps the turn
 //! until its work is queued, so that nothing moves out in between.
 //!
-//! Whoever has the address for longer *pins* the block.
+//! Code that keeps the address beyond a call *pins* the block.
 
 mod block;
 mod plan;
@@ -285,7 +285,7 @@ fn free_bytes(hub: &Hub) -> Result<u64, PoolError> {
     Ok(room_bytes.saturating_add(cached_bytes))
 }
 
-/// What is expected within as many operations is not moved for the reserve.
+/// The reserve takes no block that is expected within this number of operations.
 const RESERVE_DISTANCE: u64 = 32;
 /// Moving smaller blocks frees little, and each move costs some microseconds.
 const SIZE_BYTES_MIN: u64 = 64 << 10;

@@ -55,7 +55,7 @@ pub(crate) struct Movable {
     places: Lock<Places>,
 }
 
-/// The memory of a block: on the device, on the host, both, or, for contents that nobody has written, none.
+/// The memory of a block. A block whose contents were never written may have none.
 #[derive(Default)]
 struct Places {
     device: Option<Block>,

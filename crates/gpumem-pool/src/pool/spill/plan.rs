@@ -6,8 +6,8 @@
 //! operations, even if it is a new array in place of one that was dropped.
 //!
 //! The contents with the most distant expected use move out first. Contents that the host has no copy of count as nearer by a third,
-//! because they cost a copy down. Arrays without an expectation are expected as far ahead as their last use is behind, which is the order
-//! of least recent use.
+//! because they cost a copy down. An array without an expectation counts as expected as far ahead as its last use lies back, so such arrays
+//! leave least recently used first.
 
 #[cfg(test)]
 mod tests;
