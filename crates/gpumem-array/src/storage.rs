@@ -670,9 +670,11 @@ impl ArrayStorage {
         Ok(self.memory.spillable().map(|block| block.pin(stream)).transpose()?)
     }
 
-    /// The address, which the memory keeps from now on; 0 if there is no memory, or not enough for its return.
-    pub(crate) fn fixed_address(&self) -> u64 {
-        match self.pin(None) {
+    /// The address, which the memory keeps from now on; 0 if there is no memory, or not enough for its return. The stream of `gpu` waits for
+    /// the contents.
+    pub(crate) fn fixed_address(&self, gpu: &Gpu) -> u64 {
+        // A captured wait would become part of each launch.
+        match self.pin(gpu.recording().is_none().then(|| gpu.stream())) {
             Ok(pinned) => {
                 pinned.into_iter().for_each(SpillPin::for_good);
                 self.current()

@@ -216,11 +216,11 @@ readers! {
     /// A use through the address is not ordered with other streams: only [`Launch`](crate::Launch) and the operations of this crate
     /// are tracked.
     ///
-    /// In a pool that spills (`PoolBuilder::spill`), the array returns to device memory and does not move from then on; the address is zero
-    /// if there is no memory for that.
+    /// In a pool that spills (`PoolBuilder::spill`), the array returns to device memory, for which the stream of its `Gpu` waits, and does not
+    /// move from then on. The address is zero if there is no memory for that.
     #[must_use]
     pub fn address(view) -> u64 {
-        address_of::<T, D>(view.storage().fixed_address(), view.layout())
+        address_of::<T, D>(view.storage().fixed_address(view.gpu()), view.layout())
     }
 
     /// A view of these elements, used through the stream of another `Gpu`. That stream waits, on the device, for conflicting uses

@@ -1,6 +1,7 @@
 //! [`ahead_of_use`]: requests for memory that is not needed yet.
 
 use core::cell::Cell;
+use gpumem_device::internal::ReentrancyGuard;
 
 thread_local! {
     static IS_AHEAD: Cell<bool> = const { Cell::new(false) };
@@ -8,10 +9,8 @@ thread_local! {
 
 /// Calls `request`. Its requests do not wait on the host, and their refusals are not announced.
 pub(crate) fn ahead_of_use<R>(request: impl FnOnce() -> R) -> R {
-    let outer = IS_AHEAD.replace(true);
-    let result = request();
-    IS_AHEAD.set(outer);
-    result
+    let _ahead = ReentrancyGuard::begin(&IS_AHEAD);
+    request()
 }
 
 /// True inside of [`ahead_of_use`].

@@ -179,7 +179,7 @@ impl SpillableBlock {
             block.spiller.bring_back(block, false)?;
             let arrived = block.arrived.load(Ordering::Acquire);
             if let Some(stream) = stream.filter(|_| arrived != 0) {
-                stream.wait_for_point_outside_captures(StreamPoint::from_bits(arrived))?;
+                wait_for_all(stream, [StreamPoint::from_bits(arrived)])?;
             }
         }
         Ok(Settled { _turns: turns })
