@@ -105,6 +105,29 @@ fn arrays_whose_address_others_have_stay() {
     assert_eq!(more[5].sum().unwrap().into_scalar().unwrap(), 3.0 * LEN as f32);
 }
 
+/// Work through a raw address runs behind the return of the array, under every order of the simulator.
+#[test]
+fn a_raw_address_is_behind_the_return_of_its_array() {
+    for seed in 0..40 {
+        let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
+        let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
+        let x = GpuArray::from_elem(&gpu, LEN, 6.0_f32).unwrap();
+        let mut y = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
+        gpu.pool().spill(u64::MAX).unwrap();
+        let from = x.address();
+        let target = y.write_on(&gpu).unwrap();
+        let bound = gpu.device().bind().unwrap();
+        // SAFETY: both arrays have as many bytes, and are alive until the stream's work is done.
+        unsafe { driver.cuMemcpyDtoDAsync_v2(target.address(), from, MIB, gpu.stream().raw()).unwrap() };
+        drop(target);
+        drop(bound);
+        assert_eq!(y.slice(s![..2]).unwrap().to_vec().unwrap(), [6.0; 2]);
+        drop((x, y, gpu));
+        let found = gpumem_sim::Sim::of(&driver).unwrap().report();
+        assert!(found.silent_findings().is_empty(), "seed {seed}: {}", found.silent_findings()[0]);
+    }
+}
+
 /// Contents that are away stay there while the pool sleeps, and return once it is awake.
 #[test]
 fn a_pool_sleeps_while_arrays_are_away() {
