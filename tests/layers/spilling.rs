@@ -113,9 +113,10 @@ fn a_raw_address_is_behind_the_return_of_its_array() {
         let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
         let x = GpuArray::from_elem(&gpu, LEN, 6.0_f32).unwrap();
         let mut y = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
-        gpu.pool().spill(u64::MAX).unwrap();
-        let from = x.address();
+        // It stays, so that its return is not what the stream waits for.
         let target = y.write_on(&gpu).unwrap();
+        assert_eq!(gpu.pool().spill(u64::MAX).unwrap(), MIB as u64);
+        let from = x.address();
         let bound = gpu.device().bind().unwrap();
         // SAFETY: both arrays have as many bytes, and are alive until the stream's work is done.
         unsafe { driver.cuMemcpyDtoDAsync_v2(target.address(), from, MIB, gpu.stream().raw()).unwrap() };
