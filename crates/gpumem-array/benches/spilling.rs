@@ -1,7 +1,8 @@
 //! Programs that need more than the device has, with a pool that spills, beside the same program by hand, the naive way, and a bound: the
 //! larger of the calculation alone and the missing bytes at the link's rate. On the device's clock; the best of some passes after three.
 //!
-//! `cargo bench -p gpumem-array --features cudarc,half --bench spilling`. Without a GPU, in small sizes, which says nothing about speed.
+//! `cargo bench -p gpumem-array --features cudarc,half --bench spilling`. `-- --training` runs the training alone, `-- 1.5` the products at one ratio.
+//! Without a GPU, in small sizes, which says nothing about speed.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -22,10 +23,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let is_cuda = driver.kind() == DriverKind::Cuda;
     let (len, capacity, passes) = if is_cuda { (8192, 24, 5) } else { (256, 6, 1) };
     let only = std::env::args().filter_map(|word| word.parse::<f64>().ok()).next();
+    let skips_products = std::env::args().any(|word| word == "--training");
     let bench = Chain { device, len, capacity, passes };
     let link = bench.link_rate()?;
     println!("link: {:.1} GB/s up", link / 1e9);
-    for rows in [len / 4, 2 * len] {
+    for rows in [len / 4, 2 * len].into_iter().filter(|_| !skips_products) {
         let alone = bench.alone(rows)?;
         for ratio in [1.25, 1.5, 2.0, 4.0].into_iter().filter(|ratio| only.is_none_or(|only| only == *ratio))
         {
@@ -43,18 +45,26 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
         }
     }
-    let (len, layers, rows) = if is_cuda { (4096, 24, 16384) } else { (128, 4, 256) };
-    let training = Training { device: &bench.device, len, layers, rows, steps: bench.passes };
-    let (fits, losses) = training.run(None)?;
-    println!("training of {layers} layers: {:.1} ms a step where it fits", 1e3 * fits);
-    for ratio in [1.25, 1.5, 2.0] {
-        let (took, spilled) = training.run(Some(ratio))?;
-        let is_equal = losses == spilled;
+    let networks =
+        if is_cuda { [(4096, 24, 16384), (8192, 16, 32768)] } else { [(128, 4, 256), (128, 4, 512)] };
+    for (len, layers, rows) in networks {
+        let training = Training { device: &bench.device, len, layers, rows, steps: bench.passes };
+        let (fits, losses) = training.run(None)?;
+        let needed_gib = training.needed_bytes() as f64 / f64::from(1 << 30);
         println!(
-            "training, {ratio} × the memory: {:.1} ms, {:.3} of the step that fits, losses equal: {is_equal}",
-            1e3 * took,
-            fits / took
+            "training, {layers} layers of {len}, {rows} rows, {needed_gib:.1} GiB: {:.1} ms a step where it fits, {:.1} ms a GiB",
+            1e3 * fits,
+            1e3 * fits / needed_gib
         );
+        for ratio in [1.25, 1.5, 2.0] {
+            let (took, spilled) = training.run(Some(ratio))?;
+            let is_equal = losses == spilled;
+            println!(
+                "training, {ratio} × the memory: {:.1} ms, {:.3} of the step that fits, losses equal: {is_equal}",
+                1e3 * took,
+                fits / took
+            );
+        }
     }
     Ok(())
 }

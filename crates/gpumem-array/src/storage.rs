@@ -690,11 +690,11 @@ impl ArrayStorage {
 
     /// True, in a call on `stream`, if work may use the memory at [`ArrayStorage::current`].
     #[inline]
-    fn is_ready(&self, stream: &Stream, is_captured: bool) -> bool {
+    fn is_ready(&self, stream: &Stream, access: Access, is_captured: bool) -> bool {
         match self.memory.spillable() {
             None => true,
             Some(block) if is_captured => block.is_open(),
-            Some(block) => block.is_ready(stream),
+            Some(block) => block.is_ready(stream, access == Access::Write),
         }
     }
 
@@ -1254,7 +1254,8 @@ pub(crate) fn queue_inlined(
 #[inline(always)]
 fn are_ready(gpu: &Gpu, touched: impl IntoIterator<Item: Touch>) -> bool {
     touched.into_iter().all(|one| {
-        one.tracked().is_none_or(|one| one.storage.is_ready(gpu.stream(), gpu.recording().is_some()))
+        one.tracked()
+            .is_none_or(|one| one.storage.is_ready(gpu.stream(), one.access, gpu.recording().is_some()))
     })
 }
 
@@ -1267,7 +1268,7 @@ fn with_settled<T: Touch>(
 ) -> Result<(), ArrayError> {
     let touched: Vec<_> = touched.into_iter().collect();
     let uses = touched.iter().filter_map(Touch::tracked);
-    let blocks = uses.filter_map(|one| one.storage.memory.spillable());
+    let blocks = uses.filter_map(|one| Some((one.storage.memory.spillable()?, one.access == Access::Write)));
     // A captured wait would become part of each launch; launches wait for themselves.
     let _settled = SpillableBlock::settle(blocks, gpu.recording().is_none().then(|| gpu.stream()))?;
     queue()?;

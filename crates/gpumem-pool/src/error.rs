@@ -2,6 +2,7 @@
 
 mod bad_argument;
 pub(crate) mod damage;
+mod no_room;
 pub(crate) mod out_of_memory;
 mod pool_usage;
 mod refusal;
@@ -10,6 +11,7 @@ mod requested;
 mod unsupported;
 
 pub use bad_argument::BadArgument;
+pub use no_room::NoRoom;
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
@@ -86,6 +88,9 @@ pub enum PoolError {
         /// The maximum given to [`Pool::growable`](crate::Pool::growable).
         maximum_bytes: u64,
     },
+    /// There was no room for a request of [`Pool::room`](crate::Pool::room) before its deadline, or there can be none.
+    #[error(transparent)]
+    NoRoom(Box<NoRoom>),
     /// An argument is wrong: correct the call.
     #[error(transparent)]
     BadArgument(BadArgument),
@@ -239,7 +244,7 @@ impl PoolError {
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::BeyondMaximum { .. } | Self::Refused { .. } => true,
+            Self::BeyondMaximum { .. } | Self::Refused { .. } | Self::NoRoom(_) => true,
             Self::Device(error) => error.is_out_of_memory(),
             error => error.is_want_of_memory(),
         }

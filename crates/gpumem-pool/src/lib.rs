@@ -97,8 +97,8 @@ pub use config::{
     Profile, Spill, VARIABLES, conf,
 };
 pub use error::{
-    Advice, Attempt, BadArgument, Growth, Holder, OutOfMemory, PoolError, PoolUsage, ProcessUsage, RefusedBy,
-    RequestOrigin, UnfinishedStream, Unsupported,
+    Advice, Attempt, BadArgument, Growth, Holder, NoRoom, OutOfMemory, PoolError, PoolUsage, ProcessUsage,
+    RefusedBy, RequestOrigin, UnfinishedStream, Unsupported,
 };
 pub use figures::{PoolCounters, StepCounters};
 #[cfg(gpumem_planted_bugs)]
@@ -116,8 +116,8 @@ pub use limits::reclaim::{Reclaimable, Registration};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use pool::SocketError;
 pub use pool::{
-    Block, BlockToken, CurrentPool, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage,
-    Tag,
+    Block, BlockToken, CurrentPool, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Reservation, Room,
+    RoomFuture, Scope, ScopeUsage, Tag,
 };
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};

@@ -16,6 +16,8 @@ mod hub;
 pub(crate) mod listing;
 mod observer;
 pub(crate) mod request;
+mod room;
+mod rooms;
 mod scope;
 #[cfg(unix)]
 mod sharing;
@@ -31,6 +33,7 @@ pub use frames::ScopeUsage;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
 pub(crate) use observer::{Observer, Witness};
+pub use room::{Reservation, Room, RoomFuture};
 pub use scope::{Scope, Tag};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 pub use sharing::SocketError;
@@ -385,6 +388,41 @@ impl Pool {
     /// The errors of [`Pool::alloc`].
     pub fn alloc_tagged(&self, size_bytes: u64, stream: &Stream, tag: &Tag) -> Result<Block, PoolError> {
         tag.with_number_in(&self.0.tags, |number| request::alloc_tagged(*self.0, size_bytes, stream, number))
+    }
+
+    /// Asks for room for a piece of work, and waits for its turn: [`Room::wait`], [`Room::try_now`], or `.await`.
+    ///
+    /// Work that starts with all of its memory set aside neither fails half-way nor takes memory from work that runs. Requests are admitted
+    /// in the order of their arrival, once what they ask for can be had below the limit, beside what is set aside already. Those that fit
+    /// may pass one that does not, until they have asked for as much as that one. What is admitted is a [`Reservation`].
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_sim::SimConfig;
+    /// use std::time::Duration;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+    ///
+    /// let first = pool.room(48 << 20).wait()?;
+    /// let block = {
+    ///     let _drawing = first.scope();
+    ///     pool.alloc(40 << 20, &Stream::new(&device)?)?
+    /// };
+    /// assert!(pool.room(20 << 20).try_now()?.is_none());
+    /// let late = pool.room(20 << 20).within(Duration::from_millis(5)).wait();
+    /// assert!(matches!(late, Err(PoolError::NoRoom(_))));
+    ///
+    /// let second = std::thread::scope(|scope| {
+    ///     let second = scope.spawn(|| pool.room(20 << 20).wait());
+    ///     drop((first, block));
+    ///     second.join().expect("the thread does not panic")
+    /// })?;
+    /// assert_eq!(second.size_bytes(), 20 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn room(&self, size_bytes: u64) -> Room {
+        Room::new(&self.0, size_bytes)
     }
 
     /// Builds a separate pool for one part of a program. The new pool has this pool's configuration, separate memory, separate counters and

@@ -105,7 +105,7 @@ impl Adaptor for Budget {
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        let mut reservation = Reservation { budget: self, size_bytes: 0 };
+        let mut reservation = BudgetShare { budget: self, size_bytes: 0 };
         reservation.raise_to(request.size_bytes())?;
         let grant = next.alloc(request)?;
         // The grant's size is counted, because the free counts it, and it may exceed the request.
@@ -121,12 +121,12 @@ impl Adaptor for Budget {
 
 /// The bytes counted for a request in progress. Its drop uncounts them, if the request is refused or an inner adaptor
 /// panics.
-struct Reservation<'a> {
+struct BudgetShare<'a> {
     budget: &'a Budget,
     size_bytes: u64,
 }
 
-impl Reservation<'_> {
+impl BudgetShare<'_> {
     fn raise_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         let size_bytes = counted(size_bytes);
         self.budget.take(size_bytes.saturating_sub(self.size_bytes))?;
@@ -135,7 +135,7 @@ impl Reservation<'_> {
     }
 }
 
-impl Drop for Reservation<'_> {
+impl Drop for BudgetShare<'_> {
     fn drop(&mut self) {
         self.budget.give_back(self.size_bytes);
     }

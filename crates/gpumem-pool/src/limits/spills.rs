@@ -1,12 +1,16 @@
 //! [`Spills`]: a holder of memory in use, which moves its contents to host memory for a request.
 
 use core::any::Any;
+use std::collections::BTreeMap;
 
 /// Moves contents out of device memory. The pool's ladder calls it before it waits on the host.
 pub(crate) trait Spills: Any + Send + Sync {
     /// Frees at least `size_bytes` in stream order, if contents can move, and returns the freed bytes. Does not wait for the device. Must
     /// not be called in a call that queues work.
     fn make_room(&self, size_bytes: u64) -> u64;
+
+    /// By the number of its tag, the device memory whose contents could move, as far as the host has room.
+    fn movable_bytes(&self) -> BTreeMap<u16, u64>;
 
     /// The bytes whose contents are on the host alone.
     fn away_bytes(&self) -> u64;

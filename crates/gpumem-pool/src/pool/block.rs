@@ -246,22 +246,23 @@ impl Block {
         pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false, behind });
     }
 
-    /// Like [`Block::copy_from`] for all bytes, on a stream that the caller has ordered behind all conflicting uses.
+    /// Like [`Block::copy_from`] for all bytes, on a stream that the caller has ordered behind all conflicting uses. The caller also orders
+    /// the free of the source behind the copy.
     pub(in crate::pool) fn copy_from_ordered(
         &mut self,
         source: &Self,
         stream: &Stream,
     ) -> Result<(), PoolError> {
         let (from, to) = (source.bytes(0..source.size_bytes)?, self.bytes(0..source.size_bytes)?);
-        let blocks = [&*self, source];
         queue_ordered(
-            &blocks,
+            &[&*self, source],
+            &[&*self],
             from.zip(to),
             stream,
             "a copy of a block",
             |driver, ((from, size), (to, _)), raw| {
                 // SAFETY: both blocks have these bytes, are alive, and do not overlap, because one is borrowed exclusively. The caller has
-                // ordered the stream behind their uses, which now include this one, and its context is current.
+                // ordered the stream behind their uses, and their frees behind this one, and its context is current.
                 unsafe { driver.cuMemcpyAsync(to, from, size, raw) }
             },
         )
@@ -1065,12 +1066,13 @@ fn queue<P>(
     if place.is_some() {
         blocks.iter().try_for_each(|block| block.begin_use(stream, operation))?;
     }
-    queue_ordered(blocks, place, stream, operation, work)
+    queue_ordered(blocks, blocks, place, stream, operation, work)
 }
 
-/// Like [`queue`], on a stream that is behind the conflicting uses.
+/// Like [`queue`], on a stream that is behind the conflicting uses. Records the use by the `recorded` blocks.
 fn queue_ordered<P>(
     blocks: &[&Block],
+    recorded: &[&Block],
     place: Option<P>,
     stream: &Stream,
     operation: &'static str,
@@ -1082,7 +1084,7 @@ fn queue_ordered<P>(
         // A stream that has begun to capture would get work that a free does not wait for.
         stream.check_runs(operation)?;
         let _bound = device.enter()?;
-        blocks.iter().for_each(|block| block.record_use(stream));
+        recorded.iter().for_each(|block| block.record_use(stream));
         Ok(device.noting(work(device.driver(), place, raw))?)
     })?
 }

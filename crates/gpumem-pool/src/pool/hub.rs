@@ -8,6 +8,7 @@ use crate::limits::spills::Spills;
 use crate::limits::{LimitNode, Limits, WeakList};
 use crate::pool::listing::Listing;
 use crate::pool::observer::{Observer, Witness};
+use crate::pool::rooms::Rooms;
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,7 @@ pub(crate) struct Hub {
     pub(crate) sleep_state: SleepState,
     /// Set once, by the pool, if it spills.
     spiller: OnceLock<Arc<dyn Spills>>,
+    pub(crate) rooms: Arc<Rooms>,
     pub(crate) lifetime: Lifetime,
 }
 
@@ -86,6 +88,7 @@ impl Hub {
             poison: OnceLock::new(),
             sleep_state: SleepState::default(),
             spiller: OnceLock::new(),
+            rooms: Arc::default(),
             lifetime: Lifetime::new(),
             setup,
         })

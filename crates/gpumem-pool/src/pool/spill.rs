@@ -32,7 +32,8 @@ use crate::limits::spills::Spills;
 use crate::pool::Pool;
 use crate::pool::hub::Hub;
 use crate::pool::request::ahead::ahead_of_use;
-use block::Movable;
+use crate::pool::rooms::Rooms;
+use block::{CopyState, Movable};
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
@@ -53,16 +54,19 @@ pub(crate) struct Spiller {
     /// The pinned memory that contents move to.
     host: Pool,
     activity: Arc<ActivityCounters>,
-    /// For copies to the host, for copies from it, and behind the uses of contents that need no copy. Created at the first move.
-    streams: OnceLock<[Stream; 3]>,
+    rooms: Arc<Rooms>,
+    /// For copies to the host, for copies from it, and for frees: of contents that the host has, and of those that are on the way there.
+    /// Created at the first move.
+    streams: OnceLock<[Stream; 4]>,
     turns: Turns,
     /// True once anything has moved: operations are recorded from then on.
     is_active: AtomicBool,
     plan: Lock<SpillPlan>,
     blocks: Lock<BTreeMap<u64, Weak<Movable>>>,
     away_bytes: AtomicU64,
-    /// In a turn: contents that are expected within as many operations stay.
-    nearest: AtomicU64,
+    /// In a turn: contents return ahead of their use, and make room by dropping contents that the host has, which are not expected within
+    /// as many operations; 0 in other turns.
+    early_distance: AtomicU64,
     /// In a turn: contents are about to return, and room is made for them.
     is_returning: AtomicBool,
 }
@@ -83,13 +87,14 @@ impl Spiller {
             size_bytes_min: config.spill_bytes_min.unwrap_or(SIZE_BYTES_MIN).max(1),
             host,
             activity: Arc::clone(&hub.activity),
+            rooms: Arc::clone(&hub.rooms),
             streams: OnceLock::new(),
             turns: Turns::default(),
             is_active: AtomicBool::new(false),
             plan: Lock::default(),
             blocks: Lock::default(),
             away_bytes: AtomicU64::new(0),
-            nearest: AtomicU64::new(0),
+            early_distance: AtomicU64::new(0),
             is_returning: AtomicBool::new(false),
         })))
     }
@@ -104,11 +109,12 @@ impl Spiller {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    fn streams(&self) -> Result<&[Stream; 3], PoolError> {
+    fn streams(&self) -> Result<&[Stream; 4], PoolError> {
         if let Some(streams) = self.streams.get() {
             return Ok(streams);
         }
-        let made = [Stream::new(&self.device)?, Stream::new(&self.device)?, Stream::new(&self.device)?];
+        let stream = || Stream::new(&self.device);
+        let made = [stream()?, stream()?, stream()?, stream()?];
         Ok(self.streams.get_or_init(|| made))
     }
 
@@ -144,11 +150,24 @@ impl Spiller {
             let blocks = self.blocks.lock();
             blocks.iter().filter_map(|(number, block)| Some((*number, block.upgrade()?))).collect()
         };
-        let cost = |number| {
+        if let Some([down, ..]) = self.streams.get() {
+            // A failure shows in the next call that needs the stream.
+            let _ = self.device.clocks().poll_one(down.stream_index());
+        }
+        let early_distance = self.early_distance.load(Ordering::Relaxed);
+        let reserved_tags = self.rooms.tags();
+        let place = |number| {
             let block = live.get(&number).filter(|block| block.may_move(turn.number()))?;
-            Some(if block.is_saved() { 1.0 } else { DIRTY_COST })
+            let cost = match block.host_copy() {
+                CopyState::Complete => 1.0,
+                _ if early_distance > 0 => return None,
+                CopyState::UnderWay => UNDER_WAY_COST,
+                CopyState::Missing => MISSING_COST,
+            };
+            let is_reserved = reserved_tags.contains(&block.tag);
+            Some((block.address(), if is_reserved { RESERVED_FACTOR * cost } else { cost }))
         };
-        let numbers = self.plan.lock().victims(size_bytes, self.nearest.load(Ordering::Relaxed), cost);
+        let numbers = self.plan.lock().victims(size_bytes, early_distance, place);
         numbers.iter().filter_map(|number| live.get(number).cloned()).collect()
     }
 
@@ -157,23 +176,30 @@ impl Spiller {
         if block.is_pinned() {
             return Ok(false);
         }
-        let [down, _, uses] = self.streams()?;
-        if block.is_saved() {
-            block.free_device_memory(uses)?;
-        } else {
-            if !block.has_copy() && !self.has_host_room(block.size_bytes) {
-                return Ok(false);
-            }
-            let saved = block.save(&self.host, down);
-            if saved.is_err() && self.drop_copies(|_| true) {
-                block.save(&self.host, down)?;
-            } else {
-                saved?;
-            }
-            self.activity.spilled_down_bytes.add(block.size_bytes);
-            block.free_device_memory(down)?;
+        let [down, _, saved, under_way] = self.streams()?;
+        match block.host_copy() {
+            CopyState::Complete => block.free_device_memory(saved)?,
+            CopyState::UnderWay => block.free_device_memory(under_way)?,
+            CopyState::Missing if !self.save(block)? => return Ok(false),
+            CopyState::Missing => block.free_device_memory(down)?,
         }
         self.activity.spill_count.add(1);
+        Ok(true)
+    }
+
+    /// Copies the contents down. False if the host has no room for them.
+    fn save(&self, block: &Movable) -> Result<bool, PoolError> {
+        let [down, ..] = self.streams()?;
+        if !block.has_copy() && !self.has_host_room(block.size_bytes) {
+            return Ok(false);
+        }
+        let saved = block.save(&self.host, down);
+        if saved.is_err() && self.drop_copies(|_| true) {
+            block.save(&self.host, down)?;
+        } else {
+            saved?;
+        }
+        self.activity.spilled_down_bytes.add(block.size_bytes);
         Ok(true)
     }
 
@@ -198,7 +224,7 @@ impl Spiller {
         if !block.is_away() {
             return Ok(());
         }
-        let [_, up, _] = self.streams()?;
+        let [_, up, ..] = self.streams()?;
         let outer = self.is_returning.swap(true, Ordering::Relaxed);
         let returned = block.bring_back(up);
         self.is_returning.store(outer, Ordering::Relaxed);
@@ -209,49 +235,50 @@ impl Spiller {
         Ok(())
     }
 
-    /// Frees memory ahead of the next requests, of contents that are not expected soon: copies down then run beside the work.
-    fn keep_reserve(&self, pool: &Pool) {
-        let wanted_bytes = self.plan.lock().reserve_bytes();
-        if wanted_bytes == 0 {
-            return;
-        }
-        let Ok(free_bytes) = free_bytes(&pool.0) else { return };
-        if free_bytes >= wanted_bytes {
-            return;
-        }
-        let Some(turn) = self.turns.try_begin() else { return };
-        self.nearest.store(RESERVE_DISTANCE, Ordering::Relaxed);
-        self.free(&turn, wanted_bytes - free_bytes);
-        self.nearest.store(0, Ordering::Relaxed);
-    }
-
     fn note_away(&self) {
         self.away_bytes.store(self.plan.lock().away_bytes(), Ordering::Relaxed);
     }
 
-    /// Records an operation that has been queued, and brings contents back that the next ones are expected to use.
+    /// Records an operation that has been queued. Copies contents down that are expected to move out before their next use, and brings
+    /// contents back that the next operations are expected to use.
     fn note_operation(&self, uses: &[SpillUse]) {
-        let returning = {
+        let (leaving, returning) = {
             let mut plan = self.plan.lock();
-            plan.note(uses);
-            plan.returning()
+            (plan.note(uses), plan.returning())
         };
-        if returning.is_empty() {
+        if leaving.is_empty() && returning.is_empty() {
             return;
         }
         // Another thread that moves contents knows better what is needed now.
         let Some(turn) = self.turns.try_begin() else { return };
+        self.save_ahead(&leaving);
         for number in returning {
             let Some(block) = self.block(number) else { continue };
             block.protect(&turn);
-            let nearest = self.plan.lock().expected_in(number).unwrap_or(0);
-            self.nearest.store(nearest, Ordering::Relaxed);
+            let distance = self.plan.lock().expected_in(number).unwrap_or(0);
+            self.early_distance.store(EARLY_FACTOR * distance.max(1), Ordering::Relaxed);
             let returned = ahead_of_use(|| self.bring_back(&block, true));
-            self.nearest.store(0, Ordering::Relaxed);
+            self.early_distance.store(0, Ordering::Relaxed);
             // Without memory for it, it returns at its use.
             if returned.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Copies contents down that stay on the device. In a turn.
+    fn save_ahead(&self, numbers: &[u64]) {
+        let blocks = numbers.iter().filter_map(|number| self.block(*number));
+        let may_move = |block: &Arc<Movable>| !block.is_pinned() && block.host_copy() == CopyState::Missing;
+        let closed: Vec<_> = blocks.filter(may_move).filter(|block| block.close()).collect();
+        if closed.is_empty() {
+            return;
+        }
+        self.device.sleepers().let_calls_end();
+        for block in &closed {
+            // Without a copy, the contents are copied when they move out.
+            let _ = self.save(block);
+            block.open();
         }
     }
 }
@@ -266,6 +293,20 @@ impl Spills for Spiller {
         self.free(&turn, size_bytes)
     }
 
+    fn movable_bytes(&self) -> BTreeMap<u16, u64> {
+        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let mut room_bytes = self.limit_bytes.saturating_sub(self.host.0.backend.counts().in_use_bytes);
+        let mut sums = BTreeMap::new();
+        for block in live.iter().filter(|block| !block.is_pinned() && !block.is_away()) {
+            if !block.has_copy() {
+                let Some(left_bytes) = room_bytes.checked_sub(block.size_bytes) else { continue };
+                room_bytes = left_bytes;
+            }
+            *sums.entry(block.tag).or_insert(0) += block.size_bytes;
+        }
+        sums
+    }
+
     fn away_bytes(&self) -> u64 {
         self.away_bytes.load(Ordering::Relaxed)
     }
@@ -275,19 +316,12 @@ impl Spills for Spiller {
     }
 }
 
-/// The memory that the pool can hand out without moving anything.
-fn free_bytes(hub: &Hub) -> Result<u64, PoolError> {
-    let room_bytes = match hub.limits.hard_bytes() {
-        Some(_) => hub.limits.node.room_bytes(),
-        None => hub.device().memory_info()?.free_bytes,
-    };
-    let cached_bytes = hub.reserved_bytes()?.saturating_sub(hub.backend.counts().in_use_bytes);
-    Ok(room_bytes.saturating_add(cached_bytes))
-}
-
-/// The reserve takes no block that is expected within this number of operations.
-const RESERVE_DISTANCE: u64 = 32;
 /// Moving smaller blocks frees little, and each move costs some microseconds.
 const SIZE_BYTES_MIN: u64 = 64 << 10;
-/// The relative cost of moving contents that the host has no copy of.
-const DIRTY_COST: f64 = 1.5;
+/// What moves contents out, relative to contents that the host has: their memory is free once the copy is complete.
+const UNDER_WAY_COST: f64 = 2.0;
+const MISSING_COST: f64 = 3.0;
+/// Contents of reservations stay while those of others can move: work that runs needs them.
+const RESERVED_FACTOR: f64 = 16.0;
+/// What returns early takes the memory of contents that are expected so many times later.
+const EARLY_FACTOR: u64 = 8;

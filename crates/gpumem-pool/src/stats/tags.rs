@@ -18,7 +18,7 @@ use gpumem_base::counters::Counters;
 use gpumem_base::sync::Lock;
 use gpumem_sys::fork;
 use share::Peak;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The counters of all tags of a pool, by name. Clones share them.
@@ -145,6 +145,12 @@ impl Tags {
             Some(TagSum { name: Arc::clone(&name.text), counters, peak_bytes })
         };
         table.all().into_iter().filter_map(sum).filter(TagSum::is_used).collect()
+    }
+
+    /// What these tags have in use, by number.
+    pub(crate) fn in_use_of(&self, tags: &BTreeSet<u16>) -> BTreeMap<u16, u64> {
+        let all = self.all.lock();
+        tags.iter().map(|tag| (*tag, all.sum(*tag).shown().in_use_bytes())).collect()
     }
 
     pub(crate) fn in_use(&self) -> Vec<(Arc<str>, u64)> {

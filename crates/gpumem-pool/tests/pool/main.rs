@@ -47,6 +47,7 @@ mod profiles;
 mod reclaim;
 mod refused_calls;
 mod reports;
+mod reservations;
 mod room;
 mod scopes;
 #[cfg(feature = "backend-caching")]

@@ -102,6 +102,12 @@ impl Clocks {
         Ok(moved)
     }
 
+    /// Like [`Clocks::poll`], for one stream.
+    pub fn poll_one(&self, index: StreamIndex) -> Result<bool, DriverError> {
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        self.poll_stream(index)
+    }
+
     /// Queries the markers of one state until one is incomplete. Skips a state that another thread holds.
     pub(super) fn poll_stream(&self, index: StreamIndex) -> Result<bool, DriverError> {
         let Some(mut state) = self.stream_states.try_lock(index).filter(Locked::has_marks) else {

@@ -9,7 +9,7 @@ use crate::pool::block::Block;
 use crate::pool::request;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
-use gpumem_device::internal::not_forked;
+use gpumem_device::internal::{Order, Stamp, not_forked};
 use gpumem_device::{Device, DeviceError, Stream, StreamError, StreamPoint};
 use gpumem_sys::fork;
 use gpumem_sys::text::debug_fields;
@@ -37,7 +37,7 @@ pub(crate) struct Movable {
     spiller: Arc<Spiller>,
     pub(super) number: u64,
     pub(super) size_bytes: u64,
-    tag: u16,
+    pub(super) tag: u16,
     /// The address; 0 while the block has none. It stays until all calls have ended that found the block open.
     address: AtomicU64,
     /// True if calls may use the block.
@@ -48,6 +48,8 @@ pub(crate) struct Movable {
     pins: AtomicU32,
     /// True if the device has contents that the host has no copy of.
     is_changed: AtomicBool,
+    /// The point of the latest copy to the host; 0 for none that may still run. Writes wait for it.
+    saved: AtomicU64,
     /// The point behind the latest use on the stream that used the block last; 0 for none. [`Places::points`] has those of other streams.
     latest: AtomicU64,
     /// The turn that must not move the block.
@@ -62,8 +64,17 @@ struct Places {
     host: Option<Block>,
     /// The points behind the latest uses of the device memory on further streams.
     points: Vec<StreamPoint>,
-    /// The point behind the latest copy to the host.
-    saved: Option<StreamPoint>,
+}
+
+/// Where the contents of a block in device memory are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyState {
+    /// On the host, too, or nowhere: nothing was written.
+    Complete,
+    /// On the way to the host.
+    UnderWay,
+    /// On the device alone.
+    Missing,
 }
 
 impl SpillableBlock {
@@ -93,6 +104,7 @@ impl SpillableBlock {
             arrived: AtomicU64::new(0),
             pins: AtomicU32::new(0),
             is_changed: AtomicBool::new(is_written),
+            saved: AtomicU64::new(0),
             latest: AtomicU64::new(0),
             protected: AtomicU64::new(0),
             places: Lock::new(Places { device: Some(block), points, ..Places::default() }),
@@ -136,36 +148,38 @@ impl SpillableBlock {
         self.0.is_open.load(Ordering::SeqCst)
     }
 
-    /// True, in a call on `stream`, if the block has an address until the call ends, and the stream is behind its contents.
+    /// True, in a call on `stream`, if the block has an address until the call ends, and the stream is behind its contents; for a write,
+    /// behind their copy to the host, too.
     #[inline]
     #[must_use]
-    pub fn is_ready(&self, stream: &Stream) -> bool {
-        if !self.is_open() {
-            return false;
-        }
-        let arrived = self.0.arrived.load(Ordering::Acquire);
-        arrived == 0 || stream.is_behind(StreamPoint::from_bits(arrived))
+    pub fn is_ready(&self, stream: &Stream, is_write: bool) -> bool {
+        let is_behind = |word: &AtomicU64| {
+            let point = word.load(Ordering::Acquire);
+            point == 0 || stream.is_behind(StreamPoint::from_bits(point))
+        };
+        self.is_open() && is_behind(&self.0.arrived) && (!is_write || is_behind(&self.0.saved))
     }
 
-    /// Brings the contents of all blocks back, and makes `stream` wait for them, on the device. Until the result is dropped, none of them
-    /// moves. Call it outside of calls on streams.
+    /// Brings the contents of all blocks back, and makes `stream` wait for them, on the device: for those that it will write, behind their
+    /// copies to the host, too. Until the result is dropped, none of them moves. Call it outside of calls on streams.
     ///
     /// # Errors
     ///
     /// The errors of [`Pool::alloc`], if there is no memory for all of them at once. The errors of
     /// [`Stream::wait_for_point_outside_captures`].
     pub fn settle<'a>(
-        blocks: impl IntoIterator<Item = &'a Self>,
+        blocks: impl IntoIterator<Item = (&'a Self, bool)>,
         stream: Option<&Stream>,
     ) -> Result<Settled<'a>, PoolError> {
         // A thread that does not exist in the child may have the turn.
         not_forked()?;
-        let mut blocks: Vec<&Movable> = blocks.into_iter().map(|block| &*block.0).collect();
+        let mut blocks: Vec<(&Movable, bool)> =
+            blocks.into_iter().map(|(block, is_write)| (&*block.0, is_write)).collect();
         // In one order for all threads.
-        blocks.sort_by_key(|block| Arc::as_ptr(&block.spiller).addr());
+        blocks.sort_by_key(|(block, _)| Arc::as_ptr(&block.spiller).addr());
         let mut turns: Vec<Turn<'a>> = Vec::new();
         let mut before = None;
-        for block in &blocks {
+        for (block, _) in &blocks {
             let spiller = Arc::as_ptr(&block.spiller);
             if before != Some(spiller) {
                 turns.push(block.spiller.turns.begin());
@@ -175,11 +189,11 @@ impl SpillableBlock {
                 block.protect(turn);
             }
         }
-        for block in &blocks {
+        for (block, is_write) in &blocks {
             block.spiller.bring_back(block, false)?;
-            let arrived = block.arrived.load(Ordering::Acquire);
-            if let Some(stream) = stream.filter(|_| arrived != 0) {
-                wait_for_all(stream, [StreamPoint::from_bits(arrived)])?;
+            if let Some(stream) = stream {
+                let saved = is_write.then_some(&block.saved);
+                wait_for_all(stream, [&block.arrived].into_iter().chain(saved).filter_map(point_in))?;
             }
         }
         Ok(Settled { _turns: turns })
@@ -214,11 +228,10 @@ impl SpillableBlock {
     /// may move in this call.
     pub fn note_operation<'a>(stream: &Stream, uses: impl IntoIterator<Item = (&'a Self, bool)>) {
         let mut spiller: Option<&Arc<Spiller>> = None;
-        let (mut noted, mut pool) = (Vec::new(), None);
+        let mut noted = Vec::new();
         for (block, is_write) in uses {
             let first = spiller.get_or_insert(&block.0.spiller);
             if Arc::ptr_eq(first, &block.0.spiller) {
-                pool.get_or_insert(&block.0.pool);
                 noted.push(SpillUse { array: block.0.number, is_write });
             }
         }
@@ -226,9 +239,6 @@ impl SpillableBlock {
         // Copies wait for this operation, and not for what is queued after it.
         let _marked = stream.mark();
         spiller.note_operation(&noted);
-        if let Some(pool) = pool {
-            spiller.keep_reserve(pool);
-        }
     }
 
     /// Keeps the block in device memory until the result is dropped, and makes `stream` wait for its contents.
@@ -240,7 +250,8 @@ impl SpillableBlock {
         // The count comes first: a block that is about to move sees it.
         self.0.pins.fetch_add(1, Ordering::SeqCst);
         let pinned = SpillPin(Arc::clone(&self.0));
-        let _settled = Self::settle([self], stream)?;
+        // The holder may write.
+        let _settled = Self::settle([(self, true)], stream)?;
         Ok(pinned)
     }
 
@@ -275,7 +286,10 @@ impl SpillableBlock {
         }
         let block = self.0.places.lock().device.take();
         match block {
-            Some(block) => Ok(block),
+            Some(block) => {
+                self.0.free_behind_save(&block);
+                Ok(block)
+            }
             None => Err((PoolError::Device(DeviceError::Forked), self)),
         }
     }
@@ -292,13 +306,22 @@ impl Movable {
             && !self.is_pinned()
     }
 
+    pub(super) fn address(&self) -> u64 {
+        self.address.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_pinned(&self) -> bool {
         self.pins.load(Ordering::SeqCst) > 0
     }
 
-    /// True if the host has the contents, or there are none.
-    pub(super) fn is_saved(&self) -> bool {
-        !self.is_changed.load(Ordering::Relaxed)
+    pub(super) fn host_copy(&self) -> CopyState {
+        match self.saved.load(Ordering::Acquire) {
+            _ if self.is_changed.load(Ordering::Relaxed) => CopyState::Missing,
+            saved if saved != 0 && !self.pool.device().clocks().is_complete(Stamp::from(saved)) => {
+                CopyState::UnderWay
+            }
+            _ => CopyState::Complete,
+        }
     }
 
     /// Notes a use on a stream, or a later one, and keeps the latest of the stream before.
@@ -328,8 +351,7 @@ impl Movable {
     /// Makes a stream wait, on the device, for all uses of the device memory. No call uses the block.
     fn order(&self, stream: &Stream) -> Result<(), PoolError> {
         let points = self.places.lock().points.clone();
-        let words = [&self.latest, &self.arrived].map(|word| word.load(Ordering::Acquire));
-        let latest = words.into_iter().filter(|word| *word != 0).map(StreamPoint::from_bits);
+        let latest = [&self.latest, &self.arrived, &self.saved].into_iter().filter_map(point_in);
         wait_for_all(stream, latest.chain(points))
     }
 
@@ -348,12 +370,8 @@ impl Movable {
 
     /// Copies the contents to the host, behind all uses. No call uses the block.
     pub(super) fn save(&self, host: &Pool, down: &Stream) -> Result<(), PoolError> {
-        let (kept, saved) = {
-            let mut places = self.places.lock();
-            (places.host.take(), places.saved.take())
-        };
+        let kept = self.places.lock().host.take();
         self.order(down)?;
-        wait_for_all(down, saved)?;
         // Outside the lock: a reclaim callback of the program may use this block.
         let mut to = match kept {
             Some(kept) => kept,
@@ -363,7 +381,8 @@ impl Movable {
         let Some(device) = &places.device else { return Ok(()) };
         to.copy_from_ordered(device, down)?;
         // A marker behind the point: who waits for it does not wait for later copies.
-        (places.host, places.saved) = (Some(to), Some(down.point()));
+        places.host = Some(to);
+        self.saved.store(down.point().to_bits(), Ordering::Release);
         let _marked = down.mark();
         self.is_changed.store(false, Ordering::Relaxed);
         Ok(())
@@ -402,11 +421,13 @@ impl Movable {
         }
         let mut copied_bytes = 0;
         if let Some(host) = &places.host {
-            wait_for_all(up, places.saved)?;
+            wait_for_all(up, point_in(&self.saved))?;
+            host.record_use(up);
             block.copy_from_ordered(host, up)?;
             copied_bytes = self.size_bytes;
         }
         self.arrived.store(up.point().to_bits(), Ordering::Release);
+        self.saved.store(0, Ordering::Release);
         let _marked = up.mark();
         let address = block.address();
         places.device = Some(block);
@@ -436,6 +457,15 @@ impl Movable {
         copy.is_some()
     }
 
+    /// Orders the free of the block behind the copy of its contents to the host.
+    fn free_behind_save(&self, block: &Block) {
+        if let Some([down, ..]) = self.spiller.streams.get()
+            && self.saved.load(Ordering::Acquire) != 0
+        {
+            block.record_use(down);
+        }
+    }
+
     fn record_use(&self, stream: &Stream) {
         if let Some(block) = &self.places.lock().device {
             block.record_use(stream);
@@ -447,6 +477,9 @@ impl Drop for Movable {
     fn drop(&mut self) {
         if fork::is_child() {
             return;
+        }
+        if let Some(block) = &self.places.lock().device {
+            self.free_behind_save(block);
         }
         self.spiller.blocks.lock().remove(&self.number);
         self.spiller.plan.lock().remove(self.number);
@@ -468,6 +501,12 @@ impl Drop for SpillPin {
 }
 
 debug_fields!(SpillableBlock, it, size_bytes: it.0.size_bytes);
+
+/// The point in a word; `None` for 0.
+fn point_in(word: &AtomicU64) -> Option<StreamPoint> {
+    let bits = word.load(Ordering::Acquire);
+    (bits != 0).then(|| StreamPoint::from_bits(bits))
+}
 
 /// Makes a stream wait for points, on the device.
 fn wait_for_all(stream: &Stream, points: impl IntoIterator<Item = StreamPoint>) -> Result<(), PoolError> {

@@ -5,9 +5,10 @@
 //! is expected to follow the later one. So an array that the earlier operation used next after *n* operations is expected after *n*
 //! operations, even if it is a new array in place of one that was dropped.
 //!
-//! The contents with the most distant expected use move out first. Contents that the host has no copy of count as nearer by a third,
-//! because they cost a copy down. An array without an expectation counts as expected as far ahead as its last use lies back, so such arrays
-//! leave least recently used first.
+//! The contents with the most distant expected use move out first. Contents that the host has no copy of count as nearer, because their
+//! memory is free only after a copy down. An array without an expectation counts as expected as far ahead as its last use lies back, so such
+//! arrays leave least recently used first. What moved out after the earlier operation is expected to move out after the later one, and is
+//! copied down at once, while the link is free.
 
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,8 @@ struct RecordedSpillUse {
     array: u64,
     /// The operation that used the array next.
     next: Option<u64>,
+    /// True if the contents moved out before that.
+    has_left: bool,
 }
 
 /// The plan of one pool.
@@ -108,6 +111,7 @@ impl SpillPlan {
         let Some(known) = self.arrays.get_mut(&array) else { return };
         let (was_resident, size_bytes) = (known.is_resident, known.size_bytes);
         let was_early = core::mem::replace(&mut known.is_early, is_early);
+        let used_at = known.used_at;
         known.is_resident = is_resident;
         if let Some(at) = known.expected_at {
             if is_resident {
@@ -121,6 +125,9 @@ impl SpillPlan {
         if was_early && !is_resident {
             self.judge_early(false);
         }
+        if was_resident && !is_resident {
+            self.uses_at(used_at, array).for_each(|one| one.has_left = true);
+        }
         if was_resident != is_resident {
             *self.bytes_of(was_resident) -= size_bytes;
             *self.bytes_of(is_resident) += size_bytes;
@@ -132,20 +139,22 @@ impl SpillPlan {
         self.away_bytes
     }
 
-    /// Records an operation, which has been queued.
-    pub(crate) fn note(&mut self, uses: &[SpillUse]) {
+    /// Records an operation, which has been queued. Returns the arrays whose contents are expected to move out before their next use, because
+    /// those of the earlier operation did.
+    pub(crate) fn note(&mut self, uses: &[SpillUse]) -> Vec<u64> {
         let (now, signature) = (self.now, self.signature(uses));
         self.match_with_earlier(signature, uses);
-        let recorded = uses.iter().map(|one| RecordedSpillUse { array: one.array, next: None }).collect();
+        let recorded = uses
+            .iter()
+            .map(|one| RecordedSpillUse { array: one.array, next: None, has_left: false })
+            .collect();
         self.recorded.push_back(RecordedOperation { signature, uses: recorded });
         self.now += 1;
         for one in uses {
             self.note_use(now, one.array);
         }
         self.expect_next_uses(now, uses);
-        if self.streak == READ_AHEAD_STREAK
-            && now - self.read_ahead_at.min(now) > self.recorded.len() as u64 / 4
-        {
+        if self.streak == MATCHES_MIN && now - self.read_ahead_at.min(now) > self.recorded.len() as u64 / 4 {
             self.read_ahead(now);
         }
         let bytes =
@@ -158,6 +167,13 @@ impl SpillPlan {
             let oldest = self.oldest();
             self.sequences.retain(|_, at| *at >= oldest);
         }
+        self.leaving(uses)
+    }
+
+    fn leaving(&self, uses: &[SpillUse]) -> Vec<u64> {
+        let matched = self.matched.filter(|_| self.streak >= MATCHES_MIN).and_then(|at| self.operation(at));
+        let pairs = matched.into_iter().flat_map(|earlier| earlier.uses.iter().zip(uses));
+        pairs.filter(|(earlier, _)| earlier.has_left).map(|(_, one)| one.array).collect()
     }
 
     fn note_use(&mut self, now: u64, array: u64) {
@@ -168,11 +184,8 @@ impl SpillPlan {
             self.early_bytes -= known.size_bytes;
             self.judge_early(true);
         }
-        if before != now
-            && let Some(earlier) = self.operation_mut(before)
-        {
-            let same = earlier.uses.iter_mut().filter(|other| other.array == array);
-            same.for_each(|other| other.next = Some(now));
+        if before != now {
+            self.uses_at(before, array).for_each(|other| other.next = Some(now));
         }
     }
 
@@ -198,30 +211,40 @@ impl SpillPlan {
         }
     }
 
-    /// Arrays whose contents should move out, the best first, until at least `size_bytes` are free: those that are not expected within
-    /// `nearest` operations. `cost` is the relative cost of a move, and `None` for an array that must stay.
+    /// Arrays whose contents should move out, until at least `size_bytes` are free: those that are not expected within `nearest` operations.
+    /// `place` gives the address of an array and the relative cost of a move; `None` for an array that must stay.
     pub(crate) fn victims(
         &self,
         size_bytes: u64,
         nearest: u64,
-        cost: impl Fn(u64) -> Option<f64>,
+        place: impl Fn(u64) -> Option<(u64, f64)>,
     ) -> Vec<u64> {
         let resident = self.arrays.iter().filter(|(_, known)| known.is_resident);
         let resident = resident.filter(|(_, known)| self.distance(known) > nearest as f64);
         let mut candidates: Vec<_> = resident
             .filter_map(|(array, known)| {
-                Some((self.distance(known) / cost(*array)?, *array, known.size_bytes))
+                let (address, cost) = place(*array)?;
+                let score = self.distance(known) / cost;
+                Some(Candidate { array: *array, address, size_bytes: known.size_bytes, score })
             })
             .collect();
         // Ties are broken by number, so that runs repeat.
-        candidates.sort_by(|one, other| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1)));
+        candidates.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.array.cmp(&other.array)));
         let mut chosen_bytes = 0;
-        let needed = candidates.into_iter().take_while(|(_, _, bytes)| {
+        let needed = candidates.iter().take_while(|one| {
             let is_needed = chosen_bytes < size_bytes;
-            chosen_bytes += bytes;
+            chosen_bytes += one.size_bytes;
             is_needed
         });
-        needed.map(|(_, array, _)| array).collect()
+        let best: Vec<u64> = needed.map(|one| one.array).collect();
+        let least_score = best.len().checked_sub(1).and_then(|last| candidates.get(last));
+        let least_score = least_score.map_or(0.0, |last| NEIGHBOUR_FACTOR * last.score);
+        let count = candidates.partition_point(|one| one.score >= least_score);
+        candidates.truncate(count);
+        match side_by_side(candidates, size_bytes) {
+            Some(neighbours) if best.len() > 1 => neighbours,
+            _ => best,
+        }
     }
 
     /// Arrays that should return now, the one that is used first comes first. None while expectations were wrong.
@@ -244,12 +267,6 @@ impl SpillPlan {
     /// The size of the largest array that may have to return.
     pub(crate) fn largest_away_bytes(&self) -> u64 {
         if self.away_bytes == 0 { 0 } else { self.largest_array_bytes.min(self.away_bytes) }
-    }
-
-    /// The memory that should be free for the next requests: an array or a few, and little beside what is missing.
-    pub(crate) fn reserve_bytes(&self) -> u64 {
-        let reserve_bytes = (self.resident_bytes / RESERVE_DIVISOR).max(self.largest_array_bytes);
-        reserve_bytes.min(self.away_bytes / EXCESS_DIVISOR)
     }
 
     /// How many operations ahead the next use of an array is expected; `None` without an expectation.
@@ -349,9 +366,11 @@ impl SpillPlan {
         self.recorded.get(usize::try_from(at.checked_sub(self.oldest())?).ok()?)
     }
 
-    fn operation_mut(&mut self, at: u64) -> Option<&mut RecordedOperation> {
-        let index = usize::try_from(at.checked_sub(self.oldest())?).ok()?;
-        self.recorded.get_mut(index)
+    /// The uses of an array by a recorded operation.
+    fn uses_at(&mut self, at: u64, array: u64) -> impl Iterator<Item = &mut RecordedSpillUse> {
+        let index = at.checked_sub(self.oldest()).and_then(|index| usize::try_from(index).ok());
+        let operation = index.and_then(|index| self.recorded.get_mut(index));
+        operation.into_iter().flat_map(|operation| &mut operation.uses).filter(move |one| one.array == array)
     }
 
     fn judge_early(&mut self, is_right: bool) {
@@ -364,6 +383,41 @@ impl SpillPlan {
     }
 }
 
+/// An array that may move out. The largest score is the best.
+#[derive(Debug)]
+struct Candidate {
+    array: u64,
+    address: u64,
+    size_bytes: u64,
+    score: f64,
+}
+
+/// Neighbours in memory that are large enough together: their memory serves a request where it is. Of several rows, the one whose least
+/// score is the largest.
+fn side_by_side(mut candidates: Vec<Candidate>, size_bytes: u64) -> Option<Vec<u64>> {
+    candidates.sort_by_key(|one| one.address);
+    let mut best: Option<(f64, &[Candidate])> = None;
+    let (mut first, mut sum_bytes, mut end) = (0, 0, 0);
+    for (index, one) in candidates.iter().enumerate() {
+        if one.address.saturating_sub(end) > GAP_BYTES_MAX {
+            (first, sum_bytes) = (index, 0);
+        }
+        end = one.address + one.size_bytes;
+        sum_bytes += one.size_bytes;
+        while let Some(left) = candidates.get(first).filter(|left| sum_bytes - left.size_bytes >= size_bytes)
+        {
+            sum_bytes -= left.size_bytes;
+            first += 1;
+        }
+        let row = candidates.get(first..=index).unwrap_or_default();
+        let least = row.iter().map(|one| one.score).fold(f64::MAX, f64::min);
+        if sum_bytes >= size_bytes && best.as_ref().is_none_or(|(score, _)| least > *score) {
+            best = Some((least, row));
+        }
+    }
+    best.map(|(_, row)| row.iter().map(|one| one.array).collect())
+}
+
 /// A step of a hash: multiplication spreads the low bits, and the shift brings them back.
 fn mixed(hash: u64, word: u64) -> u64 {
     let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -374,16 +428,19 @@ fn mixed(hash: u64, word: u64) -> u64 {
 const RECORDED_MAX: usize = 1 << 16;
 /// Signatures that identify a place in a program without arrays that last.
 const SEQUENCE_LENGTH: usize = 4;
-/// Matches in a row before all recorded operations are read.
-const READ_AHEAD_STREAK: u64 = 3;
+/// Matches in a row before all recorded operations are read, and before contents are copied down that left at that place.
+const MATCHES_MIN: u64 = 3;
 /// Matches in a row before contents return early.
 const STREAK_MIN: u64 = 8;
 /// Mistakes that are allowed before anything was right.
 const EARLY_SLACK: f64 = 1.0;
 const FORGETTING: f64 = 0.99;
+/// Neighbours may have as much less than the best score: mapping memory elsewhere costs time of the host and of the device.
+const NEIGHBOUR_FACTOR: f64 = 0.55;
+/// Blocks with such a gap are neighbours: the rest of a page.
+const GAP_BYTES_MAX: u64 = 2 << 20;
 const WINDOW_BYTES_MIN: u64 = 256 << 20;
-/// The window and the reserve, as fractions of the resident bytes and of those that are away. Larger ones double the copies of programs that
-/// need little more than there is.
+/// The window as a fraction of the resident bytes and of those that are away. Larger ones double the copies of programs that need little more
+/// than there is.
 const WINDOW_DIVISOR: u64 = 8;
-const RESERVE_DIVISOR: u64 = 32;
 const EXCESS_DIVISOR: u64 = 4;
