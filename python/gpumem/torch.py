@@ -26,6 +26,7 @@ from ._native import (
     Unsupported,
     WrongState,
     check,
+    check_size,
     limit_text,
     path_text,
     peers_text,
@@ -33,13 +34,16 @@ from ._native import (
     text as _text,
     version_text,
 )
+from ._offload import Offload, _Home
 
 __all__ = [
+    "Offload",
     "install",
     "is_installed",
     "memory_fraction",
     "memory_pool",
     "memory_stats",
+    "offload",
     "part",
     "pool",
     "reset_accumulated_memory_stats",
@@ -58,6 +62,8 @@ _SYMBOLS = (
 
 _entry: Any = None
 _installed: Any = None
+# By ordinal, what `offload` keeps.
+_homes: dict[int, _Home] = {}
 _segments: Any = None
 # By thread and device, the parts that `part` has entered and not left.
 _used = threading.local()
@@ -171,6 +177,44 @@ def part(name: str, device: _Device = None) -> Iterator[Pool]:
             raise WrongState(f"the part {name!r} was left on another thread, and stays on its own; leave it on the thread that entered it")
         used.remove(chosen)
         entry.gpumem_torch_use_pool(ordinal, used[-1]._handle if used else None)
+
+
+def offload(limit: SupportsIndex | None = None, device: _Device = None) -> Offload:
+    """Keeps what autograd saves on the device until memory is short, and moves only what has to go to pinned host memory:
+
+        with gpumem.torch.offload():
+            loss = model(batch)
+        loss.backward()
+
+    The oldest saved tensors move first, because the backward pass needs them last. Copies run on streams of their own, down during the
+    forward pass and up ahead of the backward pass. What a pass had to move, the next one moves from its beginning.
+
+    `limit` is the device memory that the program should stay below, in bytes. Without it, the limit of the device's pool counts, or the
+    device's memory. Works with and without `install`, with autocast and checkpoints; captured
+    work is left alone.
+
+    A saved tensor that is written in place before the backward pass is an error, as without `offload`; PyTorch hides writes to the *result*
+    of an operation from it, so these are not noticed.
+    """
+    ordinal = _ordinal(device)
+    home = _homes.get(ordinal)
+    if home is None:
+        home = _homes.setdefault(ordinal, _Home(torch.device("cuda", ordinal), lambda: _in_use_bytes(ordinal)))
+    return Offload(home, _offload_limit(limit, ordinal))
+
+
+def _in_use_bytes(ordinal: int) -> int:
+    if _installed is not None:
+        return memory_pool(ordinal).status().in_use_bytes
+    return int(torch.cuda.memory_allocated(ordinal))
+
+
+def _offload_limit(limit: SupportsIndex | None, ordinal: int) -> int:
+    total_bytes = int(torch.cuda.get_device_properties(ordinal).total_memory)
+    if limit is not None:
+        return min(check_size("limit", limit), total_bytes)
+    hard_limit_bytes = memory_pool(ordinal).status().hard_limit_bytes if _installed is not None else 0
+    return min(hard_limit_bytes or total_bytes, total_bytes)
 
 
 def set_options(
