@@ -1,5 +1,6 @@
 //! [`Source`] to [`Program`]s: registers, addresses and labels become numbers, and every instruction is checked.
 
+mod allocate;
 mod arithmetic;
 mod control;
 mod forms;
@@ -254,13 +255,16 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(PtxError::unsupported(current.place, what));
         }
         debug_assert_eq!(self.program.routines.len(), routine);
-        self.program.routines.push(Routine {
+        let mut routine = Routine {
             start,
             registers: self.registers,
             frame_bytes: self.frame_bytes,
+            cleared: Box::default(),
             parameters,
             results,
-        });
+        };
+        allocate::allocate(&mut self.program, &mut routine, current.is_entry);
+        self.program.routines.push(routine);
         Ok(())
     }
 

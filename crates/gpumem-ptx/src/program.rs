@@ -151,6 +151,150 @@ pub(crate) enum Op {
     },
 }
 
+/// What an instruction names.
+pub(crate) enum Operand<'o> {
+    Read(&'o mut Slot),
+    Write(&'o mut u32),
+}
+
+impl Op {
+    /// True if the next step comes after it in any case, as far as it has no guard.
+    pub(crate) fn is_followed(&self) -> bool {
+        !matches!(
+            self,
+            Self::Branch { .. } | Self::BranchTable { .. } | Self::Exit | Self::Return | Self::Trap
+        )
+    }
+
+    /// Shows all operands.
+    pub(crate) fn operands(&mut self, show: &mut dyn FnMut(Operand<'_>)) {
+        macro_rules! show {
+            ($kind:ident: $($operands:expr),*) => {{
+                $($operands.into_iter().for_each(|operand| show(Operand::$kind(operand)));)*
+            }};
+        }
+        match self {
+            Self::Alu { to, inputs, function } => {
+                let count = match function {
+                    Alu::One(_) => 1,
+                    Alu::Two(_) => 2,
+                    Alu::Three(_) => 3,
+                };
+                show!(Read: &mut inputs[..count]);
+                show!(Write: [to]);
+            }
+            Self::Logic { to, inputs, .. } => {
+                show!(Read: inputs);
+                show!(Write: [to]);
+            }
+            Self::Insert { to, inputs, .. } => {
+                show!(Read: inputs);
+                show!(Write: [to]);
+            }
+            Self::FrameAddress { to, .. } | Self::ActiveMask { to } | Self::Clock { to, .. } => {
+                show!(Write: [to])
+            }
+            Self::Load { to, from } => {
+                show!(Read: [&mut from.at]);
+                show!(Write: to.iter_mut().flatten());
+            }
+            Self::Store { values, to } => show!(Read: values.iter_mut(), [&mut to.at]),
+            Self::Atomic { to, at, inputs, .. } => {
+                show!(Read: [&mut at.at], inputs);
+                show!(Write: to);
+            }
+            Self::Copy { to, from, source_bytes, .. } => {
+                show!(Read: [&mut to.at, &mut from.at], source_bytes)
+            }
+            Self::BranchTable { index, .. } => show!(Read: [index]),
+            Self::Call(call) => {
+                let slots = |passed: &mut [Passed], show: &mut dyn FnMut(&mut Slot)| {
+                    for passed in passed {
+                        if let Location::Slot(slot) = &mut passed.from {
+                            show(slot);
+                        }
+                    }
+                };
+                slots(&mut call.arguments, &mut |slot| show(Operand::Read(slot)));
+                if let Callee::Register(slot) = &mut call.target {
+                    show(Operand::Read(slot));
+                }
+                slots(&mut call.results, &mut |slot| {
+                    if let Slot::Register(to) = slot {
+                        show(Operand::Write(to));
+                    }
+                });
+            }
+            Self::Print { to, format, arguments, .. } => {
+                show!(Read: [format, arguments]);
+                show!(Write: [to]);
+            }
+            Self::Assert(assertion) => {
+                let Assertion { text, file, line, function, .. } = &mut **assertion;
+                show!(Read: [text, file, line, function]);
+            }
+            Self::Barrier(barrier) => {
+                show!(Read: [&mut barrier.number], &mut barrier.count);
+                if let BarrierKind::Combine { to, input, .. } = &mut barrier.kind {
+                    show!(Read: [input]);
+                    show!(Write: [to]);
+                }
+            }
+            Self::WarpBarrier { mask } => show!(Read: [mask]),
+            Self::Shuffle(shuffle) => {
+                let Shuffle { to, is_valid, input, lane, limits, mask, .. } = &mut **shuffle;
+                show!(Read: [input, lane, limits], mask);
+                show!(Write: [to], is_valid);
+            }
+            Self::Vote { to, input, mask, .. } => {
+                show!(Read: [input], mask);
+                show!(Write: [to]);
+            }
+            Self::MatchAny { to, input, mask } | Self::Reduce { to, input, mask, .. } => {
+                show!(Read: [input, mask]);
+                show!(Write: [to]);
+            }
+            Self::MatchAll { to, is_equal, input, mask } => {
+                show!(Read: [input, mask]);
+                show!(Write: to, is_equal);
+            }
+            Self::Elect { to, is_elected, mask } => {
+                show!(Read: [mask]);
+                show!(Write: to, is_elected);
+            }
+            Self::Matrix(matrix) => match &mut **matrix {
+                Matrix::LoadRows { to, from, .. } => {
+                    show!(Read: [&mut from.at]);
+                    show!(Write: to.iter_mut());
+                }
+                Matrix::StoreRows { values, to, .. } => show!(Read: values.iter_mut(), [&mut to.at]),
+                Matrix::Transpose { to, input } => {
+                    show!(Read: [input]);
+                    show!(Write: [to]);
+                }
+                Matrix::Load { to, from, lines, .. } => {
+                    show!(Read: [&mut from.at, &mut lines.stride]);
+                    show!(Write: to.iter_mut());
+                }
+                Matrix::Store { values, to, lines, .. } => {
+                    show!(Read: values.iter_mut(), [&mut to.at, &mut lines.stride]);
+                }
+                Matrix::Multiply { to, a, b, c, .. } => {
+                    show!(Read: a.iter_mut(), b.iter_mut(), c.iter_mut());
+                    show!(Write: to.iter_mut());
+                }
+            },
+            Self::Branch { .. }
+            | Self::Return
+            | Self::Exit
+            | Self::Trap
+            | Self::Fence(_)
+            | Self::CommitCopies
+            | Self::WaitForCopies { .. } => {}
+        }
+    }
+}
+
 /// The memory that an instruction accesses: `count` elements of `bytes` each from an address plus a distance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
@@ -247,6 +391,8 @@ pub(crate) struct Routine {
     pub(crate) registers: u32,
     /// The local memory of a frame. The frame of a callee begins behind it, at a multiple of [`FRAME_ALIGN`].
     pub(crate) frame_bytes: u64,
+    /// The registers that are zero when a call begins, because they may be read before they are written.
+    pub(crate) cleared: Box<[u32]>,
     pub(crate) parameters: Box<[Location]>,
     pub(crate) results: Box<[Location]>,
 }
@@ -473,6 +619,21 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// The steps that may come after one, and whether the kernel may end with it. Functions return.
+    pub(crate) fn successors(&self, step: u32) -> (Vec<u32>, bool) {
+        let Some(found) = self.steps.get(step as usize) else { return (Vec::new(), false) };
+        let (mut nexts, may_end) = match &found.op {
+            Op::Branch { target } => (vec![*target], false),
+            Op::BranchTable { targets, .. } => (targets.to_vec(), false),
+            Op::Exit | Op::Return => (Vec::new(), true),
+            _ => (Vec::new(), false),
+        };
+        if found.op.is_followed() || found.guard.is_some() {
+            nexts.push(step + 1);
+        }
+        (nexts, may_end)
+    }
+
     /// Looks for instructions that are for other blocks, or show when they run.
     pub(crate) fn find_blocks_apart(&mut self) {
         let is_for_others = |access: &Access| {

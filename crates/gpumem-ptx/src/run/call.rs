@@ -59,6 +59,10 @@ impl Warp {
             bits(mask)
                 .for_each(|lane| checker.enters_frame(first + lane as u32, frame.local, callee.frame_bytes));
         }
+        for register in &callee.cleared {
+            let register = &mut self.registers[(frame.registers + register) as usize];
+            bits(mask).for_each(|lane| register[lane] = 0);
+        }
         for (passed, location) in call.arguments.iter().zip(&callee.parameters) {
             self.pass(run, mask, passed.size_bytes, (passed.from, caller), (*location, frame));
         }

@@ -3,12 +3,12 @@
 //! Lanes that end are not waited for, and a kernel may end some of them early. But lanes that go around a barrier, and then run what those at
 //! the barrier will run too, have evaluated the condition of the barrier in another way, which `bar.sync` does not allow.
 
-use crate::program::{Op, Program};
+use crate::program::Program;
 
 /// The steps of the kernel that come behind a step on every way to the end, without those that end it.
 pub(crate) fn common_behind(program: &Program, step: u32) -> Vec<bool> {
     let mut common = vec![false; program.steps.len()];
-    let starts = successors(program, step).0;
+    let starts = program.successors(step).0;
     let Some(way) = way_to_the_end(program, &starts) else { return common };
     // Where a step is on that one way.
     let mut index_of = vec![usize::MAX; program.steps.len()];
@@ -22,7 +22,7 @@ pub(crate) fn common_behind(program: &Program, step: u32) -> Vec<bool> {
             match index_of[next as usize] {
                 usize::MAX if core::mem::replace(&mut is_seen[next as usize], true) => {}
                 usize::MAX => {
-                    let (nexts, may_end) = successors(program, next);
+                    let (nexts, may_end) = program.successors(next);
                     if may_end {
                         return common;
                     }
@@ -31,7 +31,7 @@ pub(crate) fn common_behind(program: &Program, step: u32) -> Vec<bool> {
                 reached => furthest = furthest.max(reached),
             }
         }
-        let (nexts, may_end) = successors(program, *step);
+        let (nexts, may_end) = program.successors(*step);
         if furthest == index && !may_end {
             common[*step as usize] = true;
         }
@@ -54,7 +54,7 @@ fn way_to_the_end(program: &Program, starts: &[u32]) -> Option<Vec<u32>> {
     }
     let mut next = 0;
     while let Some(&step) = found.get(next) {
-        let (nexts, may_end) = successors(program, step);
+        let (nexts, may_end) = program.successors(step);
         if may_end {
             let mut way = vec![step];
             while let Some(Some(earlier)) = way.last().map(|last| before[*last as usize])
@@ -74,20 +74,4 @@ fn way_to_the_end(program: &Program, starts: &[u32]) -> Option<Vec<u32>> {
         next += 1;
     }
     None
-}
-
-/// The steps that may come next, and whether the kernel may end with this one. Functions return.
-fn successors(program: &Program, step: u32) -> (Vec<u32>, bool) {
-    let Some(found) = program.steps.get(step as usize) else { return (Vec::new(), false) };
-    let (mut nexts, may_end, is_followed) = match &found.op {
-        Op::Branch { target } => (vec![*target], false, false),
-        Op::BranchTable { targets, .. } => (targets.to_vec(), false, false),
-        Op::Exit | Op::Return => (Vec::new(), true, false),
-        Op::Trap => (Vec::new(), false, false),
-        _ => (Vec::new(), false, true),
-    };
-    if is_followed || found.guard.is_some() {
-        nexts.push(step + 1);
-    }
-    (nexts, may_end)
 }

@@ -7,7 +7,7 @@
 use crate::fault::Mistake;
 use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
-use crate::program::{Access, Callee, Memory, Op, Slot};
+use crate::program::{Access, BarrierKind, Callee, Matrix, Memory, Op, Slot};
 use crate::run::Run;
 use crate::run::undefined::Origin;
 use crate::run::warp::{Warp, bits};
@@ -112,7 +112,21 @@ impl Warp {
             Op::MatchAll { to, is_equal: second, .. } | Op::Elect { to, is_elected: second, .. } => {
                 to.iter().chain(second).for_each(|to| self.undefined.remove(base + to, active));
             }
-            // A shuffle does it itself. Of the others, what they write is not followed.
+            Op::Barrier(barrier) => {
+                if let BarrierKind::Combine { to, .. } = barrier.kind {
+                    self.undefined.remove(base + to, active);
+                }
+            }
+            Op::Matrix(matrix) => {
+                if let Matrix::LoadRows { to, .. } | Matrix::Load { to, .. } | Matrix::Multiply { to, .. } =
+                    &**matrix
+                {
+                    to.iter().for_each(|to| self.undefined.remove(base + to, active));
+                } else if let Matrix::Transpose { to, .. } = &**matrix {
+                    self.undefined.remove(base + to, active);
+                }
+            }
+            // A shuffle does it itself. The others write no registers.
             _ => {}
         }
     }

@@ -90,8 +90,10 @@ impl Warp {
     pub(crate) fn start(&mut self, run: &Run<'_>, number: u32, threads: u32, block: [u32; 3]) {
         let routine = &run.program.routines[0];
         self.number = number;
-        self.registers.clear();
-        self.registers.resize(routine.registers as usize, [0; LANES]);
+        if self.registers.len() < routine.registers as usize {
+            self.registers.resize(routine.registers as usize, [0; LANES]);
+        }
+        routine.cleared.iter().for_each(|register| self.registers[*register as usize] = [0; LANES]);
         self.stride = routine.frame_bytes as usize;
         self.local.clear();
         self.local.resize(self.stride * LANES, Cell::new(0));
