@@ -359,7 +359,9 @@ impl fmt::Display for Finding {
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {
-                write!(f, "{}; the context returns {code}", Shown::sentence(text))?;
+                // Without its advice, which is for programs that do not know more.
+                let name = code.name().unwrap_or("result code");
+                write!(f, "{}; the context returns {name} ({})", Shown::sentence(text), code.0)?;
                 show_allocation(f, allocation)
             }
             Self::Refused { call, code, address, allocation, .. } => {
