@@ -27,13 +27,19 @@ pub(crate) struct Library {
 impl Library {
     /// The kernels of a device, which its users share: each is loaded once in a process, while there is a user.
     pub(crate) fn of(device: &Device) -> Arc<Self> {
-        static LIBRARIES: Mutex<Vec<Weak<Library>>> = Mutex::new(Vec::new());
+        // The address of the clocks is that of no other machine, as long as a library keeps them alive.
+        static LIBRARIES: Mutex<Vec<((usize, u32), Weak<Library>)>> = Mutex::new(Vec::new());
+        let gpu = (Arc::as_ptr(device.clocks()).addr(), device.ordinal());
         let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
-        libraries.retain(|library| library.strong_count() > 0);
-        let known = libraries.iter().filter_map(Weak::upgrade).find(|library| library.device == *device);
+        libraries.retain(|(_, library)| library.strong_count() > 0);
+        // Those of other GPUs are not upgraded. If their last user drops one at this moment, it would end on this thread, with its device, after
+        // that user has gone on.
+        let mut of_gpu =
+            libraries.iter().filter(|(of, _)| *of == gpu).filter_map(|(_, library)| library.upgrade());
+        let known = of_gpu.find(|library| library.device == *device);
         known.unwrap_or_else(|| {
             let library = Arc::new(Self::new(device));
-            libraries.push(Arc::downgrade(&library));
+            libraries.push((gpu, Arc::downgrade(&library)));
             library
         })
     }
@@ -156,12 +162,51 @@ pub(crate) unsafe fn launch(
 #[cfg(all(test, feature = "sim"))]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn device() -> Device {
+        Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap()
+    }
+
+    /// A device ends with its last user, also while other threads look for the kernels of theirs.
+    #[test]
+    fn no_other_thread_keeps_a_device() {
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let own = device();
+                    while !is_done.load(Ordering::Relaxed) {
+                        drop(Library::of(&own));
+                    }
+                });
+            }
+            let kept = (0..1000).filter(|_| {
+                let device = device();
+                let (library, weak) = (Library::of(&device), device.downgrade());
+                drop(device);
+                drop(library);
+                weak.upgrade().is_some()
+            });
+            let kept = kept.count();
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(kept, 0);
+        });
+    }
+
+    #[test]
+    fn users_of_a_device_share_the_kernels() {
+        let first = device();
+        let second = Device::new(first.driver(), 0).unwrap();
+        let library = Library::of(&first);
+        assert!(Arc::ptr_eq(&library, &Library::of(&second)));
+        assert!(!Arc::ptr_eq(&library, &Library::of(&device())));
+    }
 
     /// The simulator parses each text.
     #[test]
     fn a_driver_loads_each_kernel() {
-        let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap();
-        let library = Library::of(&Device::new(&driver, 0).unwrap());
+        let library = Library::of(&device());
         for (row, kernel) in ROWS.iter().enumerate() {
             for column in 0..kernel.count() {
                 library.function_at((row, column)).unwrap();
