@@ -151,8 +151,8 @@ pub(crate) enum Op {
     },
 }
 
-/// What an instruction names.
-pub(crate) enum Operand<'o> {
+/// An operand of an instruction in registers or constants.
+pub(crate) enum RegisterOperand<'o> {
     Read(&'o mut Slot),
     Write(&'o mut u32),
 }
@@ -167,10 +167,10 @@ impl Op {
     }
 
     /// Shows all operands.
-    pub(crate) fn operands(&mut self, show: &mut dyn FnMut(Operand<'_>)) {
+    pub(crate) fn operands(&mut self, show: &mut dyn FnMut(RegisterOperand<'_>)) {
         macro_rules! show {
             ($kind:ident: $($operands:expr),*) => {{
-                $($operands.into_iter().for_each(|operand| show(Operand::$kind(operand)));)*
+                $($operands.into_iter().for_each(|operand| show(RegisterOperand::$kind(operand)));)*
             }};
         }
         match self {
@@ -215,13 +215,13 @@ impl Op {
                         }
                     }
                 };
-                slots(&mut call.arguments, &mut |slot| show(Operand::Read(slot)));
+                slots(&mut call.arguments, &mut |slot| show(RegisterOperand::Read(slot)));
                 if let Callee::Register(slot) = &mut call.target {
-                    show(Operand::Read(slot));
+                    show(RegisterOperand::Read(slot));
                 }
                 slots(&mut call.results, &mut |slot| {
                     if let Slot::Register(to) = slot {
-                        show(Operand::Write(to));
+                        show(RegisterOperand::Write(to));
                     }
                 });
             }

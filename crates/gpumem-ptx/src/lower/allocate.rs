@@ -1,11 +1,11 @@
-//! The registers of a text become the registers of a program, which are fewer: two that never have a value at the same time are one. A warp
-//! then has a tenth of the memory, and only what a kernel may read before it writes is cleared when the warp starts.
+//! The registers of a text become the registers of a program, which are fewer: two that never have a value at the same time are one. So a
+//! warp has less memory, and of that only what the kernel may read before it writes is cleared when the warp starts.
 //!
 //! A register has a value from the first step at which a later step may read it to the last one, in the order of the text. Lanes that branch
 //! apart do not disturb each other, because each has its own part of a register. Instructions that read the part of a lane that does not
 //! execute them, such as a shuffle, have registers that are not shared.
 
-use crate::program::{Callee, Location, Op, Operand, Program, Routine, Slot};
+use crate::program::{Callee, Location, Op, Program, RegisterOperand, Routine, Slot};
 use core::cmp::{Ordering, Reverse};
 use core::ops::Range;
 use std::collections::BinaryHeap;
@@ -21,15 +21,17 @@ pub(super) fn allocate(program: &mut Program, routine: &mut Routine, is_entry: b
     };
     let (names, count) = spans.names();
     #[cfg(test)]
-    let before = Touched::of(program, routine, is_entry);
+    let before = Uses::of(program, routine, is_entry);
     let renamed = |register: &mut u32| *register = names[*register as usize];
     for step in &mut program.steps[start..] {
         if let Some(guard) = &mut step.guard {
             renamed(&mut guard.register);
         }
         step.op.operands(&mut |operand| match operand {
-            Operand::Read(Slot::Register(register)) | Operand::Write(register) => renamed(register),
-            Operand::Read(_) => {}
+            RegisterOperand::Read(Slot::Register(register)) | RegisterOperand::Write(register) => {
+                renamed(register)
+            }
+            RegisterOperand::Read(_) => {}
         });
     }
     for location in routine.parameters.iter_mut().chain(&mut routine.results) {
@@ -42,7 +44,7 @@ pub(super) fn allocate(program: &mut Program, routine: &mut Routine, is_entry: b
     (routine.registers, routine.cleared) = (count, cleared.into());
     #[cfg(test)]
     {
-        let after = Touched::of(program, routine, is_entry);
+        let after = Uses::of(program, routine, is_entry);
         tests::check(program, routine, &before, &after, &spans.cleared);
     }
 }
@@ -56,7 +58,7 @@ struct Spans {
 }
 
 /// Steps that run one after the other.
-struct Run {
+struct Stretch {
     steps: Range<usize>,
     next: Vec<usize>,
     /// The registers that later steps of it or of others read before they write them, at its beginning and at its end.
@@ -67,7 +69,7 @@ struct Run {
 
 /// What a step does to a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Touch {
+enum RegisterUse {
     Read,
     /// It reads the parts of lanes that do not execute it.
     ReadOfOthers,
@@ -81,29 +83,32 @@ impl Spans {
     fn of(program: &mut Program, routine: &Routine, is_entry: bool) -> Option<Self> {
         let registers = routine.registers as usize;
         let start = routine.start as usize;
-        let touched = Touched::of(program, routine, is_entry);
-        let mut runs = runs(program, start, registers)?;
-        flow(&mut runs, &touched)?;
-        let mut of = vec![usize::MAX..0; registers];
+        let uses = Uses::of(program, routine, is_entry);
+        let mut stretches = stretches(program, start, registers)?;
+        flow(&mut stretches, &uses)?;
+        let mut of = vec![0..0; registers];
         let mut extend = |register: u32, at: usize| {
             let span = &mut of[register as usize];
-            *span = span.start.min(at)..span.end.max(at + 1);
+            let start = if span.end == 0 { at } else { span.start.min(at) };
+            *span = start..span.end.max(at + 1);
         };
-        for run in &runs {
-            bits_of(&run.before).for_each(|register| extend(register, 2 * run.steps.start));
-            bits_of(&run.behind).for_each(|register| extend(register, 2 * run.steps.end - 1));
+        for stretch in &stretches {
+            bits_of(&stretch.before).for_each(|register| extend(register, 2 * stretch.steps.start));
+            bits_of(&stretch.behind).for_each(|register| extend(register, 2 * stretch.steps.end - 1));
         }
         let mut cleared: Vec<u32> =
-            runs.first().map_or_else(Vec::new, |first| bits_of(&first.before).collect());
+            stretches.first().map_or_else(Vec::new, |first| bits_of(&first.before).collect());
         let len = program.steps.len() - start;
         for step in 0..len {
             let is_arithmetic = matches!(program.steps[start + step].op, Op::Alu { .. });
-            for &(register, touch) in touched.of_steps(step..step + 1) {
-                match touch {
+            for &(register, kind) in uses.of_steps(step..step + 1) {
+                match kind {
                     // Arithmetic reads all before it writes.
-                    Touch::Read if is_arithmetic => extend(register, 2 * step),
-                    Touch::Read | Touch::Write | Touch::WriteOfSome => extend(register, 2 * step + 1),
-                    Touch::ReadOfOthers => {
+                    RegisterUse::Read if is_arithmetic => extend(register, 2 * step),
+                    RegisterUse::Read | RegisterUse::Write | RegisterUse::WriteOfSome => {
+                        extend(register, 2 * step + 1)
+                    }
+                    RegisterUse::ReadOfOthers => {
                         extend(register, 0);
                         extend(register, 2 * len);
                         cleared.push(register);
@@ -153,16 +158,16 @@ impl Spans {
 }
 
 /// What the steps of a routine do to registers, each reads first.
-struct Touched {
-    all: Vec<(u32, Touch)>,
+struct Uses {
+    all: Vec<(u32, RegisterUse)>,
     /// Where those of each step end.
     ends: Vec<usize>,
 }
 
-impl Touched {
+impl Uses {
     fn of(program: &mut Program, routine: &Routine, is_entry: bool) -> Self {
         let results = routine.results.iter().filter_map(|location| match location {
-            Location::Slot(Slot::Register(register)) if !is_entry => Some((*register, Touch::Read)),
+            Location::Slot(Slot::Register(register)) if !is_entry => Some((*register, RegisterUse::Read)),
             _ => None,
         });
         let (mut all, mut ends, mut writes) = (Vec::new(), Vec::new(), Vec::new());
@@ -172,14 +177,15 @@ impl Touched {
                 Op::Call(call) => matches!(call.target, Callee::Routine(_)),
                 _ => true,
             };
-            let write = if is_sure && step.guard.is_none() { Touch::Write } else { Touch::WriteOfSome };
+            let write =
+                if is_sure && step.guard.is_none() { RegisterUse::Write } else { RegisterUse::WriteOfSome };
             let is_of_others = matches!(step.op, Op::Shuffle(_) | Op::Matrix(_));
-            let read = if is_of_others { Touch::ReadOfOthers } else { Touch::Read };
-            all.extend(step.guard.map(|guard| (guard.register, Touch::Read)));
+            let read = if is_of_others { RegisterUse::ReadOfOthers } else { RegisterUse::Read };
+            all.extend(step.guard.map(|guard| (guard.register, RegisterUse::Read)));
             step.op.operands(&mut |operand| match operand {
-                Operand::Read(Slot::Register(register)) => all.push((*register, read)),
-                Operand::Read(_) => {}
-                Operand::Write(register) => writes.push((*register, write)),
+                RegisterOperand::Read(Slot::Register(register)) => all.push((*register, read)),
+                RegisterOperand::Read(_) => {}
+                RegisterOperand::Write(register) => writes.push((*register, write)),
             });
             if matches!(step.op, Op::Return) {
                 all.extend(results.clone());
@@ -190,14 +196,14 @@ impl Touched {
         Self { all, ends }
     }
 
-    fn of_steps(&self, steps: Range<usize>) -> &[(u32, Touch)] {
+    fn of_steps(&self, steps: Range<usize>) -> &[(u32, RegisterUse)] {
         let end_of = |step: usize| step.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.all[end_of(steps.start)..end_of(steps.end)]
     }
 }
 
-/// The steps of a routine in runs. `None` if there are too many, or if a step leads out of the routine.
-fn runs(program: &Program, start: usize, registers: usize) -> Option<Vec<Run>> {
+/// The steps of a routine in stretches. `None` if there are too many, or if a step leads out of the routine.
+fn stretches(program: &Program, start: usize, registers: usize) -> Option<Vec<Stretch>> {
     let len = program.steps.len() - start;
     let words = registers.div_ceil(64);
     let nexts = |step: usize| -> Option<Vec<usize>> {
@@ -220,51 +226,55 @@ fn runs(program: &Program, start: usize, registers: usize) -> Option<Vec<Run>> {
         jumps.push((step, nexts));
     }
     let first: Vec<usize> = (0..len).filter(|step| begins[*step]).collect();
-    if first.len().checked_mul(words)? > WORDS_MAX {
+    if first.len().checked_mul(words)? > SET_WORDS_MAX {
         return None;
     }
     let index_of = |step: usize| first.partition_point(|begin| *begin < step);
     let mut jumps = jumps.into_iter().peekable();
-    let runs = first.iter().enumerate().map(|(index, begin)| {
+    let stretches = first.iter().enumerate().map(|(index, begin)| {
         let end = first.get(index + 1).copied().unwrap_or(len);
         let next = match jumps.next_if(|(step, _)| *step + 1 == end) {
             Some((_, nexts)) => nexts.into_iter().map(index_of).collect(),
             None => (end < len).then_some(index + 1).into_iter().collect(),
         };
         let none = || vec![0; words];
-        Run { steps: *begin..end, next, before: none(), behind: none(), written: none() }
+        Stretch { steps: *begin..end, next, before: none(), behind: none(), written: none() }
     });
-    Some(runs.collect())
+    Some(stretches.collect())
 }
 
-/// Finds what each run needs at its beginning and its end. `None` if that takes too long.
-fn flow(runs: &mut [Run], touched: &Touched) -> Option<()> {
-    let mut left = WORDS_MAX;
-    for run in &mut *runs {
-        for &(register, touch) in touched.of_steps(run.steps.clone()) {
+/// Finds what each stretch needs at its beginning and its end. `None` if that takes too long.
+fn flow(stretches: &mut [Stretch], uses: &Uses) -> Option<()> {
+    let mut left = FLOW_WORDS_MAX;
+    for stretch in &mut *stretches {
+        for &(register, kind) in uses.of_steps(stretch.steps.clone()) {
             let (word, bit) = (register as usize / 64, 1 << (register % 64));
-            match touch {
-                Touch::Write => run.written[word] |= bit,
-                Touch::WriteOfSome => {}
-                Touch::Read | Touch::ReadOfOthers => run.before[word] |= bit & !run.written[word],
+            match kind {
+                RegisterUse::Write => stretch.written[word] |= bit,
+                RegisterUse::WriteOfSome => {}
+                RegisterUse::Read | RegisterUse::ReadOfOthers => {
+                    stretch.before[word] |= bit & !stretch.written[word]
+                }
             }
         }
     }
     loop {
         let mut has_changed = false;
-        for index in (0..runs.len()).rev() {
-            let (earlier, rest) = runs.split_at_mut(index);
-            let (run, later) = rest.split_first_mut()?;
-            left = left.checked_sub((run.next.len() + 1) * run.before.len())?;
-            for &next in &run.next {
+        for index in (0..stretches.len()).rev() {
+            let (earlier, rest) = stretches.split_at_mut(index);
+            let (stretch, later) = rest.split_first_mut()?;
+            left = left.checked_sub((stretch.next.len() + 1) * stretch.before.len())?;
+            for &next in &stretch.next {
                 let needed = match next.cmp(&index) {
                     Ordering::Less => &earlier[next].before,
-                    Ordering::Equal => &run.before,
+                    Ordering::Equal => &stretch.before,
                     Ordering::Greater => &later[next - index - 1].before,
                 };
-                run.behind.iter_mut().zip(needed).for_each(|(behind, needed)| *behind |= needed);
+                stretch.behind.iter_mut().zip(needed).for_each(|(behind, needed)| *behind |= needed);
             }
-            for ((before, behind), written) in run.before.iter_mut().zip(&run.behind).zip(&run.written) {
+            for ((before, behind), written) in
+                stretch.before.iter_mut().zip(&stretch.behind).zip(&stretch.written)
+            {
                 let now = *before | behind & !written;
                 has_changed |= now != *before;
                 *before = now;
@@ -285,8 +295,10 @@ fn bits_of(set: &[u64]) -> impl Iterator<Item = u32> {
 
 /// The targets of branches by tables, at most.
 const JUMPS_MAX: usize = 1 << 18;
-/// The words of sets of registers that are looked at, at most.
-const WORDS_MAX: usize = 1 << 24;
+/// The words of the sets of one kind, at most.
+const SET_WORDS_MAX: usize = 1 << 21;
+/// The words that are looked at, at most: a tenth of a second.
+const FLOW_WORDS_MAX: usize = 1 << 26;
 
 #[cfg(test)]
 mod tests {
@@ -301,15 +313,9 @@ mod tests {
     }
 
     /// Follows the registers of the text through those of the program, on all ways: each step that reads one finds it where it looks.
-    pub(super) fn check(
-        program: &Program,
-        routine: &Routine,
-        before: &Touched,
-        after: &Touched,
-        cleared: &[u32],
-    ) {
+    pub(super) fn check(program: &Program, routine: &Routine, before: &Uses, after: &Uses, cleared: &[u32]) {
         let registers = routine.registers as usize;
-        let runs = runs(program, routine.start as usize, registers).unwrap();
+        let stretches = stretches(program, routine.start as usize, registers).unwrap();
         let pairs = |steps: Range<usize>| before.of_steps(steps.clone()).iter().zip(after.of_steps(steps));
         let mut place_of = HashMap::new();
         for ((name, _), (place, _)) in pairs(0..before.ends.len()) {
@@ -331,20 +337,20 @@ mod tests {
                 begin[*place as usize] = begin[*place as usize].or(first);
             }
         }
-        let mut states = vec![None; runs.len()];
+        let mut states = vec![None; stretches.len()];
         states[0] = Some(begin);
         let mut open = vec![0];
         while let Some(index) = open.pop() {
             let mut state: Vec<Option<u32>> = states[index].clone().unwrap();
-            for ((name, touch), (place, _)) in pairs(runs[index].steps.clone()) {
+            for ((name, kind), (place, _)) in pairs(stretches[index].steps.clone()) {
                 let place = &mut state[*place as usize];
-                match touch {
-                    Touch::Write => *place = Some(*name),
-                    Touch::WriteOfSome => *place = place.filter(|kept| kept == name),
-                    Touch::Read | Touch::ReadOfOthers => {}
+                match kind {
+                    RegisterUse::Write => *place = Some(*name),
+                    RegisterUse::WriteOfSome => *place = place.filter(|kept| kept == name),
+                    RegisterUse::Read | RegisterUse::ReadOfOthers => {}
                 }
             }
-            for &next in &runs[index].next {
+            for &next in &stretches[index].next {
                 let known = &mut states[next];
                 let met: Vec<Option<u32>> = match &*known {
                     None => state.clone(),
@@ -356,16 +362,16 @@ mod tests {
                 }
             }
         }
-        for (run, state) in runs.iter().zip(states) {
+        for (stretch, state) in stretches.iter().zip(states) {
             let Some(mut state) = state else { continue };
-            for ((name, touch), (place, _)) in pairs(run.steps.clone()) {
+            for ((name, kind), (place, _)) in pairs(stretch.steps.clone()) {
                 let place = &mut state[*place as usize];
-                match touch {
-                    Touch::Read | Touch::ReadOfOthers => {
+                match kind {
+                    RegisterUse::Read | RegisterUse::ReadOfOthers => {
                         assert_eq!(*place, Some(*name), "another register is there")
                     }
-                    Touch::Write => *place = Some(*name),
-                    Touch::WriteOfSome => *place = place.filter(|kept| kept == name),
+                    RegisterUse::Write => *place = Some(*name),
+                    RegisterUse::WriteOfSome => *place = place.filter(|kept| kept == name),
                 }
             }
         }

@@ -54,6 +54,41 @@ fn functions_have_frames_of_their_own() {
     assert_eq!(memory.words(address), [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89]);
 }
 
+/// Registers that nobody has written are zero, whatever an earlier launch or call has left in the memory for them.
+#[test]
+fn a_launch_and_a_call_begin_with_zeros() {
+    let used: String = (1..16).map(|number| format!("mov.u32 %r{number}, 7{number}; ")).collect();
+    let sum: String = (2..16).map(|number| format!("add.u32 %r1, %r1, %r{number}; ")).collect();
+    for _ in 0..3 {
+        let all = run(&format!("{AT_THREAD}{used}{sum} st.global.u32 [%rd1], %r1;"), 40, 40).unwrap();
+        assert!(all[0] > 1000);
+        let none = run(&format!("{AT_THREAD}{sum} st.global.u32 [%rd1], %r1;"), 40, 40).unwrap();
+        assert_eq!(none, [0; 40]);
+        let some =
+            format!("{AT_THREAD} setp.lt.u32 %p0, %r0, 5; @%p0 mov.u32 %r1, 8; st.global.u32 [%rd1], %r1;");
+        let some = run(&some, 40, 40).unwrap();
+        assert!(some.into_iter().eq((0..40).map(|lane| if lane < 5 { 8 } else { 0 })));
+    }
+    let text = format!(
+        ".func (.reg .b32 result) f(.reg .b32 a) {{ .reg .b32 %r; .reg .pred %p; setp.lt.u32 %p, a, 5; @%p mov.u32 %r, 8; mov.u32 result, %r; ret; }}\n{}",
+        kernel(&format!(
+            "{AT_THREAD} call (%r1), f, (%r0); sub.u32 %r2, 39, %r0; call (%r2), f, (%r2); mad.lo.u32 %r1, %r1, 10, %r2; st.global.u32 [%rd1], %r1;"
+        ))
+    );
+    let (memory, address, outcome) = run_touching(&text, 40, 40);
+    outcome.unwrap();
+    let expected = |lane| {
+        if lane < 5 {
+            80
+        } else if lane > 34 {
+            8
+        } else {
+            0
+        }
+    };
+    assert!(memory.words(address).into_iter().eq((0..40).map(expected)));
+}
+
 /// Each lane may call another function.
 #[test]
 fn pointers_to_functions() {
