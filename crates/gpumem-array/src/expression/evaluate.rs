@@ -250,4 +250,31 @@ mod tests {
         let interleaved = GpuArray::<f32, _>::zeros(&gpu, (1 << 16, 3)).unwrap();
         assert_eq!(planned(&(interleaved.lazy() + pixels.t()).0).0, None);
     }
+
+    /// The elements that a thread takes at once, and whether they may be in several rows.
+    fn lanes(expression: &dyn Recordable) -> (usize, bool) {
+        with_memory(|ExpressionMemory { recording, notes, plans, .. }| {
+            let mut tape = Tape::new("test", recording);
+            expression.record_on(&mut tape).expect("an expression");
+            tape.new_target(f32::TYPE);
+            let KnownPlan { plan, .. } = plans.find(tape.recording, notes, "test").expect("a plan");
+            (plan.lanes, plan.is_flat)
+        })
+    }
+
+    #[test]
+    fn groups_go_over_rows_that_are_short() {
+        let gpu = crate::example_gpu().unwrap();
+        let pixels = GpuArray::<u8, _>::zeros(&gpu, (100, 3)).unwrap();
+        let channel = GpuArray::<f32, _>::zeros(&gpu, 3).unwrap();
+        let image = pixels.lazy().cast::<f32>();
+        assert_eq!(lanes(&(image / 255.0 - &channel).0), (4, true));
+        assert_eq!(lanes(&(image / 255.0).0), (4, false));
+        let rows = GpuArray::<f32, _>::zeros(&gpu, (100, 8)).unwrap();
+        let row = GpuArray::<f32, _>::zeros(&gpu, 8).unwrap();
+        assert_eq!(lanes(&(rows.lazy() - &row).0), (4, false));
+        // Each element is in another sector of memory.
+        let planes = GpuArray::<f32, _>::zeros(&gpu, (3, 100)).unwrap();
+        assert_eq!(lanes(&(image + planes.t()).0), (1, false));
+    }
 }

@@ -143,53 +143,71 @@ pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
         (0..class.results()).map(address).collect::<Vec<_>>()
     });
     let (thread, all) = w.thread();
-    let shift = class.threads.ilog2();
+    let (shift, at_once) = (class.threads.ilog2(), plan.outputs_at_once);
     let [outputs, inner, parts, chunk, total] = [0, 1, 2, 3, 4].map(|word| w.word(word));
-    let output = w.long("shr.u64", &[&thread, &shift]);
-    let step = w.long("shr.u64", &[&all, &shift]);
+    let mut output = w.long("shr.u64", &[&thread, &shift]);
+    let mut step = w.long("shr.u64", &[&all, &shift]);
+    if at_once > 1 {
+        [output, step] = [output, step].map(|first| w.long("mul.lo.u64", &[&first, &at_once]));
+    }
     let place = w.long("and.b64", &[&thread, &(class.threads - 1)]);
     let count = w.long("mul.lo.s64", &[&outputs, &parts]);
-    let state = new_state(&mut w, class);
+    let states: Vec<_> = (0..at_once).map(|_| new_state(&mut w, class)).collect();
     if class.threads > 32 {
-        for (index, value) in state.iter().enumerate() {
+        for (index, value) in states[0].iter().enumerate() {
             line!(w.e, ".shared .align 8 .b8 slots{index}[{}];", slot_size(value.of) * THREADS / 32);
         }
     }
     let [again, next, done] = ["OUTPUT", "NEXT", "DONE"].map(|name| w.e.label(name));
     let is = w.e.register('p');
     line!(w.e, "{again}:\nsetp.ge.u64 {is}, {output}, {count};\n@{is} bra {done};");
-    // Neighbouring threads have neighbouring outputs.
-    let part = w.long("div.u64", &[&output, &outputs]);
-    let whole = w.long("rem.u64", &[&output, &outputs]);
-    let start = w.long("mul.lo.s64", &[&part, &chunk]);
-    let end = w.long("add.s64", &[&start, &chunk]);
-    line!(w.e, "min.u64 {end}, {end}, {inner};");
-    let bases = w.addresses(&w.bases(), whole, plan.reduced_count..plan.lens.len(), 1);
-    for (value, first) in state.iter().zip(class.fold.first(class.of)) {
-        set_literal(&mut w, *value, &first);
+    let (start, end) = (w.e.register('l'), w.e.register('l'));
+    let mut whole = output;
+    if class.is_partial {
+        // Neighbouring threads have neighbouring outputs.
+        let part = w.long("div.u64", &[&output, &outputs]);
+        whole = w.long("rem.u64", &[&output, &outputs]);
+        line!(w.e, "mul.lo.s64 {start}, {part}, {chunk};\nadd.s64 {end}, {start}, {chunk};");
+        line!(w.e, "min.u64 {end}, {end}, {inner};");
+    } else {
+        line!(w.e, "mov.u64 {start}, 0;\nmov.u64 {end}, {inner};");
+    }
+    // The addresses of each output.
+    let mut bases = vec![w.addresses(&w.bases(), whole, plan.reduced_count..plan.lens.len(), 1)];
+    for output in 1..at_once {
+        let next = bases[output - 1].iter().enumerate();
+        let next = next.map(|(column, base)| w.along(*base, plan.reduced_count, column)).collect();
+        bases.push(next);
+    }
+    for state in &states {
+        for (value, first) in state.iter().zip(class.fold.first(class.of)) {
+            set_literal(&mut w, *value, &first);
+        }
     }
     // Groups of elements, then those that are left.
     let groups = w.long("sub.s64", &[&end, &start]);
     line!(w.e, "and.b64 {groups}, {groups}, -{GROUP};\nadd.s64 {groups}, {groups}, {start};");
-    fold(&mut w, class, [start, place, groups], &bases, &state, GROUP);
-    fold(&mut w, class, [groups, place, end], &bases, &state, 1);
+    fold(&mut w, class, [start, place, groups], &bases, &states, GROUP);
+    fold(&mut w, class, [groups, place, end], &bases, &states, 1);
     if class.threads > 1 {
-        across_warp(&mut w, class, &state, 16);
+        across_warp(&mut w, class, &states[0], 16);
     }
     if class.threads > 32 {
-        across_block(&mut w, class, place, &state);
+        across_block(&mut w, class, place, &states[0]);
     }
     line!(w.e, "setp.ne.u64 {is}, {place}, 0;\n@{is} bra {next};");
     w.e.end_block();
     // Parts are one after the other, and results where their array has them.
     if let Some(parts_of) = parts_of {
-        for (value, target) in state.iter().zip(&parts_of) {
+        for (value, target) in states[0].iter().zip(&parts_of) {
             let address = w.long("mad.lo.s64", &[&output, &value.of.size(), target]);
             w.store(address, &[*value]);
         }
     } else {
-        for (value, address) in finished(&mut w, class, &state, total).into_iter().zip(&bases) {
-            w.store(*address, &[value]);
+        let results: Vec<_> = states.iter().map(|state| finished(&mut w, class, state, total)).collect();
+        for target in 0..class.results() {
+            let values: Vec<_> = results.iter().map(|results| results[target]).collect();
+            w.store_row(target, &bases, &values);
         }
     }
     line!(w.e, "{next}:\nadd.s64 {output}, {output}, {step};\nbra {again};\n{done}:");
@@ -213,45 +231,86 @@ fn move_type(of: ScalarType) -> &'static str {
     if of.is_float() { of.name() } else { of.bits() }
 }
 
-/// Merges the elements of a range into the state of the thread, `lanes` at a time.
+/// Merges the elements of a range into the states of the thread's outputs, `lanes` at a time. Several groups are loaded before they are merged,
+/// one after the other, so that the loads do not wait for each other.
 fn fold(
     w: &mut KernelWriter<'_>,
     class: &FoldClass,
     [start, place, end]: [Register; 3],
-    bases: &[Register],
-    state: &[EmittedValue],
+    bases: &[Vec<Register>],
+    states: &[Vec<EmittedValue>],
     lanes: usize,
 ) {
+    let plan = w.plan;
     let index = w.long("mad.lo.s64", &[&place, &lanes, &start]);
-    let [again, done] = ["FOLD", "FOLDED"].map(|name| w.e.label(name));
-    let is_done = w.e.register('p');
-    line!(w.e, "{again}:\nsetp.ge.s64 {is_done}, {index}, {end};\n@{is_done} bra {done};");
-    w.e.end_block();
-    let axes = 0..w.plan.reduced_count;
-    let is_group = lanes > 1 && w.plan.lanes > 1;
-    let mut group = Vec::new();
-    if is_group {
-        let addresses = w.addresses(bases, index, axes.clone(), 1);
-        let plan = w.plan;
-        group = w.elements(&addresses, lanes, |column| plan.has_groups(column, GROUP));
-    }
-    let mut now = state.to_vec();
-    for lane in 0..lanes {
-        let at = if lane == 0 { index } else { w.long("add.s64", &[&index, &lane]) };
-        let values = if is_group {
-            w.results(&group, lane)
-        } else {
-            let addresses = w.addresses(bases, at, axes.clone(), 1);
-            let elements = w.elements(&addresses, 1, |_| true);
-            w.results(&elements, 0)
+    let is_group = lanes > 1 && plan.lanes > 1;
+    let is_short = plan.tokens.len() <= AHEAD_TOKENS_MAX && states.len() == 1;
+    let step = class.threads * lanes;
+    for ahead in [AHEAD, 1].into_iter().skip(usize::from(!(is_group && is_short))) {
+        let [again, done] = ["FOLD", "FOLDED"].map(|name| w.e.label(name));
+        let is_done = w.e.register('p');
+        line!(w.e, "{again}:");
+        let nth = |w: &mut KernelWriter<'_>, n: usize| match n {
+            0 => index,
+            _ => w.long("add.s64", &[&index, &(n * step)]),
         };
-        let item = item(w, class, &values, at);
-        now = merged(w, class, &now, &item);
+        let last = nth(w, ahead - 1);
+        line!(w.e, "setp.ge.s64 {is_done}, {last}, {end};\n@{is_done} bra {done};");
+        w.e.end_block();
+        let groups: Vec<_> = (0..ahead)
+            .map(|n| {
+                let at = nth(w, n);
+                (at, if is_group { group(w, at, bases, lanes) } else { Vec::new() })
+            })
+            .collect();
+        let mut now = states.to_vec();
+        for (first, group_elements) in &groups {
+            for lane in 0..lanes {
+                let at = if lane == 0 { *first } else { w.long("add.s64", &[first, &lane]) };
+                let single = if is_group { Vec::new() } else { group(w, at, bases, 1) };
+                let (elements, lane) = if is_group { (group_elements, lane) } else { (&single, 0) };
+                for (now, elements) in now.iter_mut().zip(elements) {
+                    let values = w.results(elements, lane);
+                    let item = item(w, class, &values, at);
+                    *now = merged(w, class, now, &item);
+                }
+            }
+        }
+        states.iter().zip(&now).for_each(|(state, now)| assign(w, state, now));
+        line!(w.e, "add.s64 {index}, {index}, {};\nbra {again};\n{done}:", step * ahead);
+        w.e.end_block();
     }
-    assign(w, state, &now);
-    line!(w.e, "add.s64 {index}, {index}, {};\nbra {again};\n{done}:", class.threads * lanes);
-    w.e.end_block();
 }
+
+/// The elements of neighbours along the reduced axes, by output. Those that outputs have in common are loaded once.
+fn group(
+    w: &mut KernelWriter<'_>,
+    at: Register,
+    bases: &[Vec<Register>],
+    lanes: usize,
+) -> Vec<Vec<Vec<EmittedValue>>> {
+    let plan = w.plan;
+    let mut outputs: Vec<Vec<Vec<EmittedValue>>> = Vec::new();
+    for bases in bases {
+        let addresses = w.addresses(bases, at, 0..plan.reduced_count, 1);
+        let is_new = |column: &usize| outputs.is_empty() || !plan.is_common(*column);
+        let mut elements =
+            w.elements_of(&addresses, lanes, |column| lanes == 1 || plan.has_groups(column, lanes), is_new);
+        if let Some(first) = outputs.first() {
+            let common = elements.iter_mut().zip(first).enumerate();
+            common
+                .filter(|(column, _)| plan.is_common(*column))
+                .for_each(|(_, (elements, first))| elements.clone_from(first));
+        }
+        outputs.push(elements);
+    }
+    outputs
+}
+
+/// The groups of elements that are loaded before they are merged.
+const AHEAD: usize = 4;
+/// Longer expressions have enough to do while they wait.
+const AHEAD_TOKENS_MAX: usize = 24;
 
 /// The state of one element.
 fn item(

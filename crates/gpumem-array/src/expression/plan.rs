@@ -30,6 +30,10 @@ pub(crate) struct KernelPlan {
     pub(crate) tile_axis: Option<usize>,
     /// The elements that a thread takes at once.
     pub(crate) lanes: usize,
+    /// True if these elements are neighbours along all axes together, and may be in several rows.
+    pub(crate) is_flat: bool,
+    /// The neighbouring outputs of a reduction that a thread takes at once.
+    pub(crate) outputs_at_once: usize,
     /// The blocks of an element-wise kernel; 0 if there are no elements.
     pub(crate) blocks: u32,
     /// True if indices need 64 bits.
@@ -91,7 +95,7 @@ impl KernelPlan {
         self.reduced_count = 0;
         self.classify();
         self.turn();
-        self.lanes = self.lanes();
+        (self.lanes, self.is_flat) = self.groups();
         let len: usize = self.lens.iter().product();
         self.is_wide = len > NARROW_MAX;
         self.words.clear();
@@ -103,7 +107,7 @@ impl KernelPlan {
         } else {
             self.blocks = if shape.contains(&0) { 0 } else { blocks(len.div_ceil(self.lanes)) };
             self.words.push(len as u64);
-            self.push_axes(self.lanes);
+            self.push_axes(if self.is_flat { 1 } else { self.lanes });
         }
         self.end(notes, &[0]);
     }
@@ -129,7 +133,19 @@ impl KernelPlan {
             let least = |axis: usize| strides(axis).filter(|stride| *stride > 0).min().unwrap_or(usize::MAX);
             order.clear();
             order.extend((0..shape.len()).filter(|axis| shape[*axis] > 1 && is_reduced(*axis) == wanted));
-            if wanted && !is_ordered {
+            if !wanted {
+                // Outputs along the memory of the array with the most elements.
+                let stride = |column: usize, axis: usize| unmerged[skipped + column * shape.len() + axis];
+                let len = |column: usize| -> usize {
+                    (0..shape.len())
+                        .filter(|axis| stride(column, *axis) != 0)
+                        .map(|axis| shape[axis])
+                        .product()
+                };
+                let columns = (unmerged.len() - skipped) / shape.len().max(1);
+                let largest = (0..columns).rev().max_by_key(|column| len(*column)).unwrap_or(0);
+                order.sort_by_key(|axis| core::cmp::Reverse(stride(largest, *axis).unsigned_abs()));
+            } else if !is_ordered {
                 // Along the memory of the largest arrays, whatever their order in the expression.
                 order.sort_by_key(|axis| core::cmp::Reverse(strides(*axis).max()));
             }
@@ -153,7 +169,7 @@ impl KernelPlan {
 
     /// Columns for the targets and all elements.
     fn begin(&mut self, notes: &Notes, shape: &[usize], targets: &[LeafElement]) {
-        (self.tile_axis, self.is_across) = (None, false);
+        (self.tile_axis, self.is_across, self.is_flat, self.outputs_at_once) = (None, false, false, 1);
         self.columns.clear();
         self.unmerged.clear();
         self.places.clear();
@@ -271,17 +287,67 @@ impl KernelPlan {
         if is_stepped { self.lens[axis].div_ceil(lanes) } else { self.lens[axis] }
     }
 
-    /// The elements that a thread can load at once: they are aligned, and rows have whole groups of them.
-    fn lanes(&self) -> usize {
+    /// The elements that a thread takes at once: those of a row, if rows have whole groups of them that all arrays can load or repeat,
+    /// otherwise neighbours along all axes together if the targets have no gaps, which is true as the second result. Then arrays with gaps
+    /// are loaded element by element.
+    fn groups(&self) -> (usize, bool) {
         let size = self.columns.iter().map(|column| column.of.size()).max().unwrap_or(16);
+        let columns = || 0..self.columns.len();
+        let is_full = |lanes: &usize| lanes * size <= 16;
         let fits = |lanes: &usize| {
-            lanes * size <= 16
-                && self.lens[0] >= *lanes
+            self.lens[0] >= *lanes
                 && (self.lens.len() == 1 || self.lens[0].is_multiple_of(*lanes))
-                && (0..self.columns.len()).all(|column| self.has_groups(column, *lanes))
+                && columns().all(|column| self.has_groups(column, *lanes))
         };
-        let has_unit = self.columns.iter().any(|column| column.steps == Steps::Unit);
-        [4, 2].into_iter().filter(|_| has_unit).find(fits).unwrap_or(1)
+        let has = |steps| columns().any(|column| self.columns[column].steps == steps);
+        let mut sizes = [4, 2].into_iter().filter(is_full).filter(|_| has(Steps::Unit));
+        if let Some(lanes) = sizes.clone().find(fits) {
+            return (lanes, false);
+        }
+        let is_flat =
+            |lanes: &usize| (0..self.target_count).all(|target| self.has_flat_groups(target, *lanes));
+        match sizes.find(is_flat) {
+            Some(lanes) if !has(Steps::Any) && !has(Steps::Turned) => (lanes, true),
+            _ => (1, false),
+        }
+    }
+
+    /// True if a column has no gaps, and groups of its elements can be loaded at once.
+    pub(crate) fn has_flat_groups(&self, index: usize, lanes: usize) -> bool {
+        let PlannedColumn { of, address, .. } = self.columns[index];
+        let mut next = of.size().cast_signed();
+        let is_dense = self.lens.iter().enumerate().all(|(axis, len)| {
+            let is_next = self.stride(axis, index) == next;
+            next = next.wrapping_mul(len.cast_signed());
+            is_next
+        });
+        is_dense && address.is_multiple_of((lanes * of.size()) as u64)
+    }
+
+    /// True if groups of outputs of a reduction can be stored at once. Results of reductions have no gaps and begin at aligned addresses, so
+    /// this depends on the last axis alone.
+    pub(crate) fn has_row_groups(&self, target: usize, lanes: usize) -> bool {
+        self.outputs_at_once.is_multiple_of(lanes)
+            && self.stride(self.reduced_count, target) == self.columns[target].of.size().cast_signed()
+    }
+
+    /// Lets a thread of a reduction, which takes whole outputs, take several of a row that have elements in common, as of the distances of
+    /// one point from many.
+    pub(crate) fn take_outputs_at_once(&mut self, outputs: usize) {
+        let row = self.reduced_count;
+        let columns = self.target_count..self.columns.len();
+        let has_common = columns
+            .clone()
+            .any(|index| self.stride(row, index) == 0 && (0..row).any(|axis| self.stride(axis, index) != 0));
+        let fits = |count: &usize| self.lens[row].is_multiple_of(*count) && outputs / count >= THREADS_WANTED;
+        if has_common && !self.is_across {
+            self.outputs_at_once = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
+        }
+    }
+
+    /// True if neighbouring outputs have the same elements of a column.
+    pub(crate) fn is_common(&self, index: usize) -> bool {
+        self.stride(self.reduced_count, index) == 0
     }
 
     /// True if groups of elements of a column are one element, or can be loaded at once.
@@ -348,14 +414,25 @@ impl KernelPlan {
             self.tile_axis.unwrap_or_default(),
             usize::from(self.has_offsets()),
             self.lanes,
+            usize::from(self.is_flat),
+            self.outputs_at_once,
             usize::from(self.is_wide),
             notes.numbers.len(),
         ];
         self.key.extend(counts.map(|count| count as u8));
         for index in 0..self.columns.len() {
             let PlannedColumn { argument, of, steps, .. } = self.columns[index];
-            let is_grouped = self.lanes > 1 && self.has_groups(index, self.lanes);
-            self.key.extend([argument as u8, of as u8, steps as u8, u8::from(is_grouped)]);
+            let is_grouped = self.lanes > 1
+                && if self.is_flat {
+                    self.has_flat_groups(index, self.lanes)
+                } else {
+                    self.has_groups(index, self.lanes)
+                };
+            let has_rows = self.outputs_at_once > 1;
+            let (is_common, in_rows) =
+                (has_rows && self.is_common(index), has_rows && self.has_row_groups(index, 2));
+            let flags = u8::from(is_grouped) | u8::from(is_common) << 1 | u8::from(in_rows) << 2;
+            self.key.extend([argument as u8, of as u8, steps as u8, flags]);
         }
         self.key.extend(&self.tokens);
         self.key_hash = hash(&self.key);
@@ -373,6 +450,9 @@ impl KernelPlan {
 pub(crate) fn tile_bytes(of: ScalarType) -> usize {
     TILE * (TILE + 1) * of.size()
 }
+
+/// Enough threads to keep a large GPU busy.
+pub(crate) const THREADS_WANTED: usize = 132 * 1024;
 
 /// The elements along both axes of a tile.
 pub(crate) const TILE: usize = 32;

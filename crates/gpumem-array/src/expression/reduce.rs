@@ -7,7 +7,7 @@ use crate::expression::evaluate::{ExpressionMemory, with_memory, without_arrays}
 use crate::expression::fold::{self, FIRST_AXIS, Fold, FoldClass, GROUP};
 use crate::expression::node::{Converted, Expression, Lazy, Recordable, layout_axes};
 use crate::expression::notes::{LeafElement, Notes};
-use crate::expression::plan::{KernelPlan, NARROW_MAX, blocks};
+use crate::expression::plan::{KernelPlan, NARROW_MAX, THREADS_WANTED, blocks};
 use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar, Truth};
 use crate::expression::tape::{Tape, check_arrays};
 use crate::expression::text::{NAME, THREADS};
@@ -17,8 +17,6 @@ use crate::layout::{ElementOrder, Layout};
 use core::marker::PhantomData;
 use ndarray::{Axis, Dimension, Ix0, Ix1, IxDyn};
 
-/// Enough threads to keep a large GPU busy.
-const THREADS_WANTED: usize = 132 * 1024;
 /// Up to this number of elements a second launch costs more than it saves.
 const ONE_PART_MAX: usize = 32 << 10;
 /// The groups that a thread of a warp or block takes at least, and a thread that is alone.
@@ -68,6 +66,9 @@ impl Division {
     ) {
         let is_row = plan.reduced_count == 1 || plan.lens[0].is_multiple_of(GROUP);
         plan.lanes = if is_row { GROUP } else { 1 };
+        if self.threads == 1 && !class.is_partial && !class.has_states {
+            plan.take_outputs_at_once(self.outputs);
+        }
         plan.is_wide = self.inner.max(self.outputs) > NARROW_MAX;
         plan.argument_count = argument_count;
         plan.words.clear();
@@ -78,8 +79,8 @@ impl Division {
         plan.end(notes, &class.key());
     }
 
-    fn blocks(&self) -> [u32; 2] {
-        [blocks(self.outputs * self.parts * self.threads), THREADS as u32]
+    fn blocks(&self, plan: &KernelPlan) -> [u32; 2] {
+        [blocks(self.outputs / plan.outputs_at_once * self.parts * self.threads), THREADS as u32]
     }
 }
 
@@ -93,7 +94,7 @@ fn launched<'a>(
 ) -> Result<OwnLaunch<'a>, ArrayError> {
     let kernel = gpu.library().generated().entry(&plan.key, plan.key_hash)?;
     let function = kernel.function(gpu.device(), NAME, || fold::text(plan, class))?;
-    Ok(arguments.launch(gpu, function, division.blocks(), &plan.words))
+    Ok(arguments.launch(gpu, function, division.blocks(plan), &plan.words))
 }
 
 /// The axes of a reduction: an [`Axis`], or an array of up to four, such as `[Axis(0), Axis(2)]`.
@@ -409,7 +410,7 @@ reductions! {
 
 impl<E: Expression<Elem: Real, Dim: Dimension>> Lazy<E> {
     /// The powers of e, divided by their sum along an axis, or along several. The first kernel finds the largest element and the sum of each
-    /// output in one pass, so that no power overflows; a second one divides. 16-bit numbers are rounded once.
+    /// output in one pass, so that no power overflows; a second one divides. 16-bit numbers are rounded once. Of no elements there are none.
     ///
     /// ```
     /// # let gpu = gpumem_array::example_gpu()?;
@@ -422,13 +423,13 @@ impl<E: Expression<Elem: Real, Dim: Dimension>> Lazy<E> {
     ///
     /// # Errors
     ///
-    /// Those of [`Lazy::max_axis`].
+    /// Those of [`Lazy::sum_axis`].
     pub fn softmax_axis<A: ReducedAxes<E::Dim>>(
         &self,
         axes: A,
     ) -> Result<GpuArray<E::Elem, E::Dim>, ArrayError> {
         let both: GpuArray<<E::Elem as Real>::Wide, IxDyn> =
-            reduce("softmax_axis", &self.0, Fold::Powers, Some(axes.list().0), None, 0.0)?;
+            reduce("softmax_axis", &self.0, Fold::Powers, Some(axes.list().0), Some(Arithmetic::ZERO), 0.0)?;
         let (largest, sums) = (both.index_axis(Axis(0), 0)?, both.index_axis(Axis(0), 1)?);
         let wide = Lazy(Converted::<<E::Elem as Real>::Wide, _>(&self.0, PhantomData));
         let result = ((wide - largest.lazy()).exp() / sums.lazy()).cast::<E::Elem>().eval()?;
@@ -443,7 +444,7 @@ readers! {
     ///
     /// # Errors
     ///
-    /// Those of [`Lazy::max_axis`](crate::Lazy::max_axis).
+    /// Those of [`Lazy::sum_axis`](crate::Lazy::sum_axis).
     pub fn softmax_axis[A: ReducedAxes<D>](view, axes: A) -> Result<GpuArray<T, D>, ArrayError> {
         view.lazy().softmax_axis(axes)
     }

@@ -251,6 +251,26 @@ impl<'p> KernelWriter<'p> {
         addresses
     }
 
+    /// The address of the next element of a column along an axis.
+    pub(crate) fn along(&mut self, address: Register, axis: usize, column: usize) -> Register {
+        let stride = self.axes[axis].strides[column];
+        self.long("add.s64", &[&address, &stride])
+    }
+
+    /// Stores the values of neighbours of a row of a target, at their addresses by value and column, several at once where these are next to
+    /// each other and aligned.
+    pub(crate) fn store_row(&mut self, target: usize, addresses: &[Vec<Register>], values: &[EmittedValue]) {
+        let at_once = [4, 2].into_iter().find(|lanes| {
+            values.len().is_multiple_of(*lanes)
+                && lanes * self.plan.columns[target].of.size() <= 16
+                && self.plan.has_row_groups(target, *lanes)
+        });
+        let lanes = at_once.unwrap_or(1);
+        for (addresses, values) in addresses.chunks(lanes).zip(values.chunks(lanes)) {
+            self.store(addresses[0][target], values);
+        }
+    }
+
     pub(crate) fn bases(&self) -> Vec<Register> {
         self.bases.clone()
     }
@@ -261,13 +281,14 @@ impl<'p> KernelWriter<'p> {
         if self.plan.is_wide {
             return (self.long("div.u64", &[&index, &by]), self.long("rem.u64", &[&index, &by]));
         }
-        let n = self.e.set('r', "cvt.u32.u64", &[&index]);
+        let [n, by] = [index, by].map(|long| self.e.set('r', "cvt.u32.u64", &[&long]));
         let high = self.e.set('r', "mul.hi.u32", &[&n, &factor]);
         let sum = self.e.set('r', "add.u32", &[&high, &n]);
         let quotient = self.e.set('r', "shr.u32", &[&sum, &shift]);
-        let quotient = self.long("cvt.u64.u32", &[&quotient]);
-        let product = self.long("mul.lo.u64", &[&quotient, &by]);
-        (quotient, self.long("sub.s64", &[&index, &product]))
+        let product = self.e.set('r', "mul.lo.u32", &[&quotient, &by]);
+        let rest = self.e.set('r', "sub.u32", &[&n, &product]);
+        let [quotient, rest] = [quotient, rest].map(|word| self.long("cvt.u64.u32", &[&word]));
+        (quotient, rest)
     }
 
     /// The elements of all columns that the expression reads, by column and lane. `is_grouped` loads the lanes at once where they are apart.
@@ -276,6 +297,17 @@ impl<'p> KernelWriter<'p> {
         addresses: &[Register],
         lanes: usize,
         is_grouped: impl Fn(usize) -> bool,
+    ) -> Vec<Vec<EmittedValue>> {
+        self.elements_of(addresses, lanes, is_grouped, |_| true)
+    }
+
+    /// The elements of some columns.
+    pub(crate) fn elements_of(
+        &mut self,
+        addresses: &[Register],
+        lanes: usize,
+        is_grouped: impl Fn(usize) -> bool,
+        is_wanted: impl Fn(&usize) -> bool,
     ) -> Vec<Vec<EmittedValue>> {
         let mut is_read = vec![false; addresses.len()];
         let mut tokens = self.plan.tokens.iter();
@@ -291,7 +323,7 @@ impl<'p> KernelWriter<'p> {
         for (index, address) in addresses.iter().enumerate() {
             let PlannedColumn { of, steps, .. } = self.plan.columns[index];
             columns.push(match (self.constants[index], steps) {
-                _ if !is_read[index] => Vec::new(),
+                _ if !is_read[index] || !is_wanted(&index) => Vec::new(),
                 (Some(constant), _) => vec![constant; lanes],
                 (None, Steps::Same | Steps::Constant) => vec![self.load(of, *address, 1)[0]; lanes],
                 (None, Steps::Unit) if is_grouped(index) => {
@@ -386,7 +418,7 @@ pub(crate) fn each(plan: &KernelPlan) -> String {
     line!(w.e, "{again}:\nsetp.ge.u64 {is_done}, {index}, {groups};\n@{is_done} bra {rest};");
     body(&mut w, index, lanes);
     line!(w.e, "add.s64 {index}, {index}, {threads};\nbra {again};\n{rest}:");
-    if lanes > 1 && plan.lens.len() == 1 {
+    if lanes > 1 && (plan.is_flat || plan.lens.len() == 1) {
         let first = w.long("shl.b64", &[&groups, &lanes.ilog2()]);
         let index = w.long("add.s64", &[&first, &thread]);
         line!(w.e, "setp.ge.u64 {is_done}, {index}, {len};\n@{is_done} bra {done};");
@@ -398,14 +430,44 @@ pub(crate) fn each(plan: &KernelPlan) -> String {
 
 fn body(w: &mut KernelWriter<'_>, index: Register, lanes: usize) {
     w.e.end_block();
-    let addresses = w.addresses(&w.bases(), index, 0..w.plan.lens.len(), lanes);
-    let columns = w.elements(&addresses, lanes, |_| true);
+    let (addresses, columns) = if w.plan.is_flat && lanes > 1 {
+        flat_elements(w, index, lanes)
+    } else {
+        let addresses = w.addresses(&w.bases(), index, 0..w.plan.lens.len(), lanes);
+        let columns = w.elements(&addresses, lanes, |_| true);
+        (addresses, columns)
+    };
     let results: Vec<_> = (0..lanes).map(|lane| w.results(&columns, lane)).collect();
     // All elements have been read before any is written.
     for (target, address) in addresses.iter().take(w.plan.target_count).enumerate() {
         let values: Vec<_> = results.iter().filter_map(|results| results.get(target)).copied().collect();
         w.store(*address, &values);
     }
+}
+
+/// The addresses and the elements of a group of neighbours along all axes together.
+fn flat_elements(
+    w: &mut KernelWriter<'_>,
+    index: Register,
+    lanes: usize,
+) -> (Vec<Register>, Vec<Vec<EmittedValue>>) {
+    let plan = w.plan;
+    let first = w.long("shl.b64", &[&index, &lanes.ilog2()]);
+    let places: Vec<_> = (0..lanes).map(|lane| w.long("add.s64", &[&first, &lane])).collect();
+    let each: Vec<_> =
+        places.iter().map(|place| w.addresses(&w.bases(), *place, 0..plan.lens.len(), 1)).collect();
+    let is_grouped = |column: &usize| plan.has_flat_groups(*column, lanes);
+    let mut addresses = w.bases();
+    for column in (0..plan.columns.len()).filter(is_grouped) {
+        let bytes = w.long("mul.lo.u64", &[&first, &plan.columns[column].of.size()]);
+        addresses[column] = w.long("add.s64", &[&addresses[column], &bytes]);
+    }
+    let mut columns = w.elements_of(&addresses, lanes, |_| true, is_grouped);
+    for addresses in &each {
+        let elements = w.elements_of(addresses, 1, |_| true, |column| !is_grouped(column));
+        columns.iter_mut().zip(elements).for_each(|(column, elements)| column.extend(elements));
+    }
+    (addresses, columns)
 }
 
 /// The index of the first word of the axes of a kernel by tiles.

@@ -1,6 +1,6 @@
 //! Sums of all elements up to each one.
 
-use crate::array::{GpuArray, GpuView, readers};
+use crate::array::{GpuArray, GpuCow, GpuView, readers};
 use crate::error::ArrayError;
 use crate::expression::Numeric;
 use crate::kernel::table::Kernel;
@@ -13,7 +13,7 @@ readers! {
     Numeric;
 
     /// The sums of all elements up to each one, in row-major order, on the device. Integers wrap. The order of the additions depends on the
-    /// number of elements alone. A view that is not in row-major order without gaps is copied first.
+    /// number of elements alone. A view that is not in row-major order without gaps is copied into the result first.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -32,15 +32,12 @@ readers! {
     /// - [`ArrayError::WrongDevice`] if the view belongs to another driver.
     /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
     pub fn cumsum(view) -> Result<GpuArray<T, Ix1>, ArrayError> {
-        let source = operand(view, view.gpu(), ElementOrder::Row, "cumsum")?;
-        let (source, len) = (source.view(), view.len());
-        let result = GpuArray::unwritten(source.gpu(), Layout::row_major::<T>(Ix1(len))?)?;
-        Lines { outer: 1, len, width: 1 }.scan(&result, &source)?;
-        Ok(result)
+        let len = view.len();
+        Ok(Lines { outer: 1, len, width: 1 }.sums(view, "cumsum")?.into_shape(len)?)
     }
 
     /// The sums of all elements up to each one along an axis, on the device. Integers wrap. The order of the additions depends on the shape
-    /// alone. A view that is not in row-major order without gaps is copied first.
+    /// alone. A view that is not in row-major order without gaps is copied into the result first.
     ///
     /// ```
     /// # use gpumem_array::GpuArray;
@@ -70,11 +67,7 @@ readers! {
             });
         };
         let (outer, width) = (shape[..axis.index()].iter().product(), shape[axis.index() + 1..].iter().product());
-        let source = operand(view, view.gpu(), ElementOrder::Row, "cumsum_axis")?;
-        let source = source.view();
-        let result = GpuArray::unwritten(source.gpu(), Layout::row_major::<T>(view.raw_dim())?)?;
-        Lines { outer, len, width }.scan(&result, &source)?;
-        Ok(result)
+        Lines { outer, len, width }.sums(view, "cumsum_axis")
     }
 }
 
@@ -87,6 +80,25 @@ struct Lines {
 }
 
 impl Lines {
+    fn sums<T: Numeric, D: Dimension>(
+        self,
+        view: &GpuView<'_, T, D>,
+        operation: &'static str,
+    ) -> Result<GpuArray<T, D>, ArrayError> {
+        match operand(view, view.gpu(), ElementOrder::Row, operation)? {
+            GpuCow::Owned(copy) => {
+                self.scan(&copy, &copy.view())?;
+                Ok(copy)
+            }
+            GpuCow::View(source) => {
+                let result = GpuArray::unwritten(source.gpu(), Layout::row_major::<T>(view.raw_dim())?)?;
+                self.scan(&result, &source)?;
+                Ok(result)
+            }
+        }
+    }
+
+    /// Each element of `to` may be that of `from` at its place: a thread has read it before it writes it.
     fn scan<T: Numeric, D: Dimension, E: Dimension>(
         self,
         to: &GpuArray<T, D>,

@@ -1,8 +1,8 @@
 //! Sums and products, against `ndarray`. Values are small whole numbers, so that floats are exact in any order.
 
 use crate::support::gpu;
-use gpumem_array::ndarray::{Array1, Array2, Array4, ArrayView2, Axis, Ix2, Slice, s};
-use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric, Real};
+use gpumem_array::ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis, Ix2, Slice, s};
+use gpumem_array::{Arithmetic, ArrayError, Gpu, GpuArray, GpuView, Numeric, Real};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -326,5 +326,65 @@ fn steps_of_any_size_and_sign_are_summed_and_multiplied() {
         let factors: Vec<i64> = (1..=host.ncols() as i64).collect();
         let ours = ours.dot(&GpuArray::from_slice(&gpu, &factors).unwrap()).unwrap();
         assert_eq!(ours.to_array().unwrap(), host.dot(&Array1::from(factors)));
+    }
+}
+
+#[test]
+fn a_softmax_of_nothing_is_nothing() {
+    let x = GpuArray::<f32, Ix2>::zeros(&gpu(), (0, 3)).unwrap();
+    assert_eq!(x.softmax_axis(Axis(0)).unwrap().shape(), [0, 3]);
+    assert_eq!(x.softmax_axis(Axis(1)).unwrap().shape(), [0, 3]);
+}
+
+/// So many that a thread takes several outputs of a row, which have a point in common.
+#[test]
+fn distances_of_many_points_from_a_few() {
+    fn check<T: Arithmetic + Copy + PartialEq + std::fmt::Debug>(
+        gpu: &Gpu,
+        count: usize,
+        of: impl Fn(usize) -> T,
+    ) where
+        T: core::ops::Add<Output = T> + core::ops::Sub<Output = T> + core::ops::Mul<Output = T>,
+    {
+        let (points, axes) = (MANY, 5);
+        let host = Array2::from_shape_fn((points, axes), |(i, j)| of(i * 7 + j * 3));
+        let centres = Array2::from_shape_fn((count, axes), |(i, j)| of(i * 5 + j));
+        let x = GpuArray::from_array(gpu, &host).unwrap();
+        // A view with gaps: the centres are read one element after the other.
+        let wide = Array2::from_shape_fn((count, 2 * axes), |(i, j)| centres[[i, j / 2]]);
+        let wide = GpuArray::from_array(gpu, &wide).unwrap();
+        for c in [GpuArray::from_array(gpu, &centres).unwrap().view(), wide.slice(s![.., ..;2]).unwrap()] {
+            let apart = x.lazy().insert_axis(Axis(1)) - c.lazy().insert_axis(Axis(0));
+            let found = apart.square().sum_axis(Axis(2)).unwrap().to_array().unwrap();
+            for ((i, k), found) in found.indexed_iter() {
+                let square = |j| (host[[i, j]] - centres[[k, j]]) * (host[[i, j]] - centres[[k, j]]);
+                let wanted = (1..axes).fold(square(0), |sum, j| sum + square(j));
+                assert_eq!(*found, wanted, "{i} from {k} of {count}");
+            }
+        }
+    }
+    const MANY: usize = 132 * 1024;
+    let gpu = gpu();
+    check(&gpu, 8, |i| (i % 13) as f32);
+    check(&gpu, 4, |i| (i % 11) as f64);
+    check(&gpu, 6, |i| (i % 17) as i32);
+    check(&gpu, 3, |i| (i % 7) as i64);
+}
+
+/// Outputs are taken along the memory of the array, whatever the order of its axes.
+#[test]
+fn permuted_axes_are_reduced() {
+    let gpu = gpu();
+    let host = Array3::from_shape_fn((3, 40, 6), |(i, j, k)| (i * 1000 + j * 10 + k) as i32);
+    let x = GpuArray::from_array(&gpu, &host).unwrap();
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let (wanted, view) = (host.view().permuted_axes(order), x.view().permuted_axes(order).unwrap());
+        for axis in (0..3).map(Axis) {
+            assert_eq!(
+                view.sum_axis(axis).unwrap().to_array().unwrap(),
+                wanted.sum_axis(axis),
+                "{order:?}, {axis:?}"
+            );
+        }
     }
 }
