@@ -3,6 +3,8 @@
 
 #[path = "../../crates/gpumem-array/tests/array/expressions/differential.rs"]
 mod differential;
+#[path = "../../crates/gpumem-array/tests/array/expressions/trees.rs"]
+mod trees;
 
 use gpumem_array::ndarray::{Axis, Ix0, Ix1, Ix2, s};
 use gpumem_array::pool::sys::Driver;

@@ -10,6 +10,7 @@ use num_complex::Complex;
 
 mod differential;
 mod loading;
+mod trees;
 
 #[test]
 fn floats_equal_ndarray() {

@@ -3,9 +3,10 @@
 //! The strategies and their order determine the meaning of a seed: a change here changes the program of every recorded seed.
 
 use super::operation::{
-    Arithmetic, AxisIndices, Case, End, Formula, How, Node, Numbers, On, Operation, Owned, Place, Reduction,
-    Right, Work,
+    Arithmetic, AxisIndices, Case, Derived, End, Formula, How, Node, Numbers, On, Operation, Owned, Place,
+    Reduction, Right, Work,
 };
+use super::trees::trees;
 use super::views::{Look, Turn};
 use crate::model::operation::Pick;
 use proptest::collection::vec;
@@ -18,12 +19,13 @@ pub(super) fn case() -> impl Strategy<Value = Case> {
     let machine = (any::<u64>().no_shrink(), prop_oneof![3 => Just(true), 1 => Just(false)], numbers);
     // Drawn last, so that the other operations of a recorded seed stay what they were.
     let calculations = vec((any::<usize>(), calculation()), 0..=16);
-    (machine, vec(created(), 1..=4), vec(operation(), 1..=40), calculations).prop_map(
-        |(machine, mut operations, more, calculations)| {
+    let derived = vec((any::<usize>(), derive()), 0..=6);
+    (machine, vec(created(), 1..=4), vec(operation(), 1..=40), calculations, derived).prop_map(
+        |(machine, mut operations, more, calculations, derived)| {
             let (sim_seed, has_link, numbers) = machine;
             let first = operations.len();
             operations.extend(more);
-            for (place, calculation) in calculations {
+            for (place, calculation) in calculations.into_iter().chain(derived) {
                 operations.insert(first + place % (operations.len() - first + 1), calculation);
             }
             Case { sim_seed, has_link, numbers, operations }
@@ -83,6 +85,25 @@ fn calculation() -> impl Strategy<Value = Operation> {
             }
         ),
     ]
+}
+
+/// A random formula, and what is calculated from it.
+fn derive() -> impl Strategy<Value = Operation> {
+    let axis = any::<usize>;
+    let derived = prop_oneof![
+        3 => Just(Derived::Value),
+        2 => [axis(), axis()].prop_map(Derived::Sums),
+        1 => [axis(), axis()].prop_map(Derived::Maxima),
+        2 => weighted(0.7, axis()).prop_map(Derived::Prefixes),
+        1 => weighted(0.7, axis()).prop_map(Derived::LogSumExp),
+        1 => axis().prop_map(Derived::Softmax),
+    ];
+    ([look(), look()], trees(), derived, on()).prop_map(|(sources, tree, derived, on)| Operation::Derive {
+        sources,
+        tree,
+        derived,
+        on,
+    })
 }
 
 fn formula() -> impl Strategy<Value = Formula> {

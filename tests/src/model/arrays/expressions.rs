@@ -1,6 +1,7 @@
 //! Expressions, reductions, products of matrices and elements by indices, beside what `ndarray` makes of them.
 
-use super::operation::{Arithmetic, AxisIndices, Formula, On, Reduction};
+use super::operation::{Arithmetic, AxisIndices, Derived, Formula, On, Reduction};
+use super::trees::{Tree, formula, on_host};
 use super::values::Value;
 use super::views::{
     LEN_MAX, Look, Slices, Turn, fit, joint, of_twin, of_twin_mut, reduced, shape_of, turned,
@@ -288,6 +289,96 @@ impl<T: Value> World<'_, T> {
         Ok(true)
     }
 
+    /// A random formula of two views, and what is calculated from it.
+    pub(super) fn derive(
+        &mut self,
+        [left, right]: &[Look; 2],
+        tree: &Tree,
+        derived: Derived,
+        on: On,
+    ) -> Step {
+        let Some(pair) = self.pair(left, right)? else { return Ok(false) };
+        let (gpu, name, device) = self.near(on, pair.devices[0]);
+        let elements = on_host(tree, &[0, 1, 0].map(|index| pair.twins[index].clone()));
+        let axes = match derived.axes(elements.ndim()) {
+            Some(axes) => axes,
+            None => return Ok(false),
+        };
+        let lanes = lanes_of(&elements, &axes);
+        if !matches!(derived, Derived::Value | Derived::Sums(_) | Derived::Prefixes(_))
+            && lanes.iter().any(Vec::is_empty)
+        {
+            return Ok(false);
+        }
+        let said = format!("{name}: {derived:?} of {tree:?} of {}, {}", pair.said[0], pair.said[1]);
+        let devices = [pair.devices[0], device, pair.devices[1]];
+        let outcome = {
+            let view = |index: usize, is_turned: bool| {
+                let view = if index == 1 { pair.second.on(&gpu) } else { pair.first.on(&gpu) };
+                let view = view.lazy().broadcast(elements.raw_dim());
+                if is_turned { view.t().boxed() } else { view.boxed() }
+            };
+            let e = formula(tree, &view, elements.ndim(), false);
+            let doubles = |array: Result<_, ArrayError>| array.map(Calculated::Doubles);
+            match (derived, axes.as_slice()) {
+                (Derived::Value, _) => e.eval().map(Calculated::Values),
+                (Derived::Sums(_), [a, b]) => e.sum_axis([*a, *b]).map(Calculated::Values),
+                (Derived::Maxima(_), [a, b]) => e.max_axis([*a, *b]).map(Calculated::Values),
+                (Derived::Prefixes(Some(_)), [axis]) => {
+                    e.eval().and_then(|array| array.cumsum_axis(*axis)).map(Calculated::Values)
+                }
+                (Derived::Prefixes(_), _) => {
+                    e.eval().and_then(|array| array.cumsum()).map(|sums| Calculated::Values(sums.into_dyn()))
+                }
+                (Derived::LogSumExp(Some(_)), [axis]) => doubles(e.cast::<f64>().log_sum_exp_axis(*axis)),
+                (Derived::Softmax(_), [axis]) => doubles(e.cast::<f64>().softmax_axis(*axis)),
+                _ => doubles(e.cast::<f64>().log_sum_exp().map(GpuArray::into_dyn)),
+            }
+        };
+        self.said.push(said.clone());
+        let Some(calculated) = self.allowed(outcome, &devices)? else { return Ok(true) };
+        match calculated {
+            Calculated::Values(array) if matches!(derived, Derived::Value) => {
+                self.add(Real::Device(array), elements, device, &said);
+            }
+            Calculated::Values(array) => {
+                let found = array.to_array().map_err(text)?;
+                match (derived, axes.first()) {
+                    (Derived::Sums(_), _) => {
+                        all_are(&said, &found, &lanes, |sum, lane| T::is_sum(sum, lane.iter().copied()))?;
+                    }
+                    (Derived::Maxima(_), _) => all_are(&said, &found, &lanes, |max, lane| {
+                        max.is_same(lane.iter().fold(T::LEAST, |a, b| T::binary(5, a, *b)))
+                    })?,
+                    (_, Some(axis)) => prefixes_are(&said, &found, &elements, *axis)?,
+                    (_, None) => {
+                        let terms: Vec<T> = elements.iter().copied().collect();
+                        let terms = ArrayD::from_shape_vec(IxDyn(&[terms.len()]), terms).map_err(text)?;
+                        prefixes_are(&said, &found, &terms, Axis(0))?;
+                    }
+                }
+            }
+            Calculated::Doubles(array) => {
+                let found = array.to_array().map_err(text)?;
+                match (derived, axes.first()) {
+                    (Derived::Softmax(_), Some(axis)) => {
+                        for (shares, lane) in found.lanes(*axis).into_iter().zip(elements.lanes(*axis)) {
+                            let Some((largest, total)) = powers(&lane.to_vec()) else { continue };
+                            let share = |x: &T| (x.as_double() - largest).exp() / total;
+                            if !shares.iter().zip(lane).all(|(found, x)| near(*found, share(x), 1.0)) {
+                                return Err(format!("{said} has {shares:?} for {lane:?}"));
+                            }
+                        }
+                    }
+                    _ => all_are(&said, &found, &lanes, |sum: f64, lane| {
+                        powers(lane).is_none_or(|(largest, total)| near(sum, largest + total.ln(), largest))
+                    })?,
+                }
+            }
+        }
+        Ok(true)
+    }
+
     pub(super) fn select(&mut self, source: &Look, indices: &AxisIndices, on: On) -> Step {
         let Some(index) = self.find(source.array) else { return Ok(false) };
         let (gpu, name, device) = self.near(on, self.arrays[index].device);
@@ -538,6 +629,69 @@ fn all_are<T: std::fmt::Debug, R: Copy + std::fmt::Debug>(
         Some((found, lane)) => Err(format!("{said} has {found:?} for {lane:?}")),
         None => Ok(()),
     }
+}
+
+/// What was calculated from a formula.
+enum Calculated<T> {
+    Values(GpuArray<T, IxDyn>),
+    Doubles(GpuArray<f64, IxDyn>),
+}
+
+impl Derived {
+    /// The axes of a reduction or a scan; `None` if there are too few.
+    fn axes(self, count: usize) -> Option<Vec<Axis>> {
+        match self {
+            Self::Value | Self::Prefixes(None) => Some(Vec::new()),
+            Self::LogSumExp(None) => Some((0..count).map(Axis).collect()),
+            Self::Prefixes(Some(axis)) | Self::LogSumExp(Some(axis)) | Self::Softmax(axis) => {
+                Some(vec![Axis(axis.checked_rem(count)?)])
+            }
+            Self::Sums([a, b]) | Self::Maxima([a, b]) => {
+                let a = a.checked_rem(count)?;
+                let others: Vec<usize> = (0..count).filter(|axis| *axis != a).collect();
+                Some(vec![Axis(a), Axis(others[b.checked_rem(others.len())?])])
+            }
+        }
+    }
+}
+
+/// An error for a sum up to an element along an axis that is none. One in seven is checked.
+fn prefixes_are<T: Value>(said: &str, sums: &ArrayD<T>, terms: &ArrayD<T>, axis: Axis) -> Result<(), String> {
+    let len = sums.len_of(axis);
+    for end in (len % 7..len).step_by(7) {
+        let before = terms.slice_axis(axis, (..=end).into()).to_owned();
+        let found = sums.index_axis(axis, end).to_owned();
+        all_are(said, &found, &lanes_of(&before, &[axis]), |sum, terms| {
+            T::is_sum(sum, terms.iter().copied())
+        })?;
+    }
+    Ok(())
+}
+
+/// The elements that are reduced along axes, by output.
+fn lanes_of<T: Value>(elements: &ArrayD<T>, axes: &[Axis]) -> ArrayD<Vec<T>> {
+    let kept: Vec<usize> = (0..elements.ndim()).filter(|axis| !axes.contains(&Axis(*axis))).collect();
+    let shape: Vec<usize> = kept.iter().map(|axis| elements.shape()[*axis]).collect();
+    ArrayD::from_shape_fn(shape, |place| {
+        let mut lane = elements.view();
+        for (axis, index) in kept.iter().enumerate().rev() {
+            lane.index_axis_inplace(Axis(*index), place[axis]);
+        }
+        lane.iter().copied().collect()
+    })
+}
+
+/// The largest number, and the sum of the powers of e less it; `None` unless all are finite.
+fn powers<T: Value>(lane: &[T]) -> Option<(f64, f64)> {
+    let numbers: Vec<f64> = lane.iter().map(|x| x.as_double()).collect();
+    let largest = numbers.iter().copied().reduce(f64::max)?;
+    let is_finite = numbers.iter().all(|x| x.is_finite() && x.abs() < 1e300);
+    is_finite.then(|| (largest, numbers.iter().map(|x| (x - largest).exp()).sum()))
+}
+
+/// True if two results differ by rounding alone. They were calculated from numbers of this size.
+fn near(found: f64, wanted: f64, size: f64) -> bool {
+    (found - wanted).abs() <= 1e-9 * (wanted.abs() + size.abs() + 1.0)
 }
 
 fn first_best<T: Value>(lane: &[T], is_better: impl Fn(T, T) -> bool) -> i64 {

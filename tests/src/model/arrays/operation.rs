@@ -3,6 +3,7 @@
 //! Objects are named by [`Pick`]s, and numbers are taken relative to the shapes that they meet. So any list of operations is a valid
 //! program, whichever operations shrinking removes.
 
+use super::trees::Tree;
 use super::views::{Look, Turn};
 use crate::model::operation::Pick;
 
@@ -107,6 +108,23 @@ pub enum Reduction {
     Any,
     All,
     Count,
+}
+
+/// What is calculated from a random formula.
+#[derive(Clone, Copy, Debug)]
+pub enum Derived {
+    /// A new array.
+    Value,
+    /// Sums over two axes.
+    Sums([usize; 2]),
+    /// Largest elements over two axes.
+    Maxima([usize; 2]),
+    /// Sums up to each element, of all or along an axis.
+    Prefixes(Option<usize>),
+    /// The logarithm of the sum of powers, of all or along an axis.
+    LogSumExp(Option<usize>),
+    /// Shares of powers along an axis.
+    Softmax(usize),
 }
 
 /// Indices on an axis, taken relative to its length.
@@ -237,6 +255,12 @@ pub enum Operation {
         number: i8,
         reduction: Reduction,
         axis: Option<usize>,
+        on: On,
+    },
+    Derive {
+        sources: [Look; 2],
+        tree: Tree,
+        derived: Derived,
         on: On,
     },
     Select {
@@ -396,6 +420,7 @@ impl Operation {
             Self::Express { .. } => "express",
             Self::UpdateTwo { .. } => "update two",
             Self::Reduce { .. } => "reduce",
+            Self::Derive { .. } => "derive",
             Self::Select { .. } => "select",
             Self::ScatterAdd { .. } => "scatter add",
             Self::Choose { .. } => "choose",
@@ -431,8 +456,8 @@ impl Operation {
 
 /// The names of all operations.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 40] = [
-    "new", "calculate", "write", "copy", "own", "sum", "product", "express", "update two", "reduce", "select",
+pub(super) const NAMES: [&str; 41] = [
+    "new", "calculate", "write", "copy", "own", "sum", "product", "express", "update two", "reduce", "derive", "select",
     "scatter add", "choose", "matrices", "join", "resize", "append", "extend", "upload", "check", "host read",
     "host write", "lend", "swap", "registered", "halves", "share", "start upload", "start download", "end transfer", "capture", "update",
     "launch", "drop graph", "move", "block", "dlpack", "drop", "synchronize",

@@ -1,13 +1,16 @@
 //! [`Value`]: the element types, and what each operation makes of them.
 
 use super::operation::Arithmetic;
+use super::trees::Reference;
 use crate::array::dlpack::DlpackElement;
 use crate::array::ndarray::{ArrayD, IxDyn, Zip};
-use crate::array::{ArrayError, Comparable, GpuArray, Numeric, Place, Random, Rng};
+use crate::array::{ArrayError, ConvertsTo, GpuArray, Numeric, Place, Random, Rng};
 use std::fmt::Debug;
 
 /// An element type of programs.
-pub(super) trait Value: Numeric + Comparable + Random + DlpackElement + Debug {
+pub(super) trait Value:
+    Numeric + Reference + ConvertsTo<f64> + Random + DlpackElement + Debug
+{
     fn of(number: i8) -> Self;
     /// A value whose bytes are all equal.
     fn of_byte(byte: u8) -> Self;
@@ -18,6 +21,8 @@ pub(super) trait Value: Numeric + Comparable + Random + DlpackElement + Debug {
     fn larger(self, other: Self) -> Self;
     /// To 32 bits and back.
     fn through_word(self) -> Self;
+    /// As 64 bits with a fraction.
+    fn as_double(self) -> f64;
     /// True if the values are equal to the last bit, or both are not a number.
     fn is_same(self, other: Self) -> bool;
     /// True if `sum` is the sum of the terms in some order.
@@ -67,6 +72,10 @@ impl Value for i32 {
 
     fn through_word(self) -> Self {
         self
+    }
+
+    fn as_double(self) -> f64 {
+        self.into()
     }
 
     fn is_same(self, other: Self) -> bool {
@@ -129,6 +138,10 @@ impl Value for f64 {
 
     fn through_word(self) -> Self {
         (self as i32).into()
+    }
+
+    fn as_double(self) -> f64 {
+        self
     }
 
     fn is_same(self, other: Self) -> bool {

@@ -224,6 +224,7 @@ impl<'a, T: Value> World<'a, T> {
             Operation::Reduce { left, right, number, reduction, axis, on } => {
                 self.reduce((left, right, *number), *reduction, *axis, *on)
             }
+            Operation::Derive { sources, tree, derived, on } => self.derive(sources, tree, *derived, *on),
             Operation::Select { source, indices, on } => self.select(source, indices, *on),
             Operation::ScatterAdd { target, source, indices, on } => {
                 self.scatter_add(target, source, indices, *on)
