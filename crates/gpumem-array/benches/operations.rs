@@ -1,7 +1,7 @@
 //! The cost of an operation: host time of the call, and device time by events, for the sizes of the training job and for large
 //! ones. Runs on the driver that `GPUMEM_DRIVER` names, or on a GPU if there is one, and prints which.
 //!
-//! `cargo bench -p gpumem-array`; with `-- --rows`, in the format of `cargo xtask bench`.
+//! `cargo bench -p gpumem-array`; with `-- --rows`, in the format of `cargo xtask bench`. `-- WORDS` runs the operations whose names have them.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -296,6 +296,11 @@ impl Bench<'_> {
         mut operation: impl FnMut(usize) -> Result<(), ArrayError>,
     ) -> Result<(), Box<dyn Error>> {
         let name = format!("{name}{}", self.suffix);
+        let wanted =
+            std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect::<Vec<_>>().join(" ");
+        if !name.contains(&wanted) {
+            return Ok(());
+        }
         let begin = Instant::now();
         operation(0)?;
         self.gpu.synchronize()?;

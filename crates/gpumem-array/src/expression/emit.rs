@@ -186,8 +186,14 @@ impl Emitter {
         format!("{name}_{}", self.labels)
     }
 
-    /// The text of a module with one kernel, and the functions that it calls.
-    pub(crate) fn module(self, name: &str, parameters: &[String], threads: usize) -> String {
+    /// The text of a module with one kernel, and the functions that it calls. `directives` are those behind the number of threads.
+    pub(crate) fn module(
+        self,
+        name: &str,
+        parameters: &[String],
+        threads: usize,
+        directives: &str,
+    ) -> String {
         let mut declarations = String::new();
         for (class, count) in &self.counts {
             let of = match class {
@@ -201,7 +207,7 @@ impl Emitter {
             let _ = writeln!(declarations, ".reg .{of} %{class}<{}>;", count + 1);
         }
         format!(
-            ".version 7.8\n.target sm_70\n.address_size 64\n{}.visible .entry {name}(\n{}\n)\n.maxntid {threads}, 1, 1\n{{\n{declarations}{}ret;\n}}\n",
+            ".version 7.8\n.target sm_70\n.address_size 64\n{}.visible .entry {name}(\n{}\n)\n.maxntid {threads}, 1, 1\n{directives}{{\n{declarations}{}ret;\n}}\n",
             functions::texts(&self.called),
             parameters.join(",\n"),
             self.text,

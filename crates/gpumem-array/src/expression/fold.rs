@@ -211,7 +211,8 @@ pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
         }
     }
     line!(w.e, "{next}:\nadd.s64 {output}, {output}, {step};\nbra {again};\n{done}:");
-    w.finish()
+    // With a limit, the driver's compiler puts all loads of several groups first. Without, it saves registers.
+    w.finish(".minnctapersm 1\n")
 }
 
 /// The registers of a thread's state.
@@ -232,7 +233,7 @@ fn move_type(of: ScalarType) -> &'static str {
 }
 
 /// Merges the elements of a range into the states of the thread's outputs, `lanes` at a time. Several groups are loaded before they are merged,
-/// one after the other, so that the loads do not wait for each other.
+/// one after the other, so that the loads do not wait for each other. Of several outputs these are the elements that they have in common.
 fn fold(
     w: &mut KernelWriter<'_>,
     class: &FoldClass,
@@ -241,10 +242,9 @@ fn fold(
     states: &[Vec<EmittedValue>],
     lanes: usize,
 ) {
-    let plan = w.plan;
     let index = w.long("mad.lo.s64", &[&place, &lanes, &start]);
-    let is_group = lanes > 1 && plan.lanes > 1;
-    let is_short = plan.tokens.len() <= AHEAD_TOKENS_MAX && states.len() == 1;
+    let is_group = lanes > 1 && w.plan.lanes > 1;
+    let is_short = w.plan.tokens.len() <= AHEAD_TOKENS_MAX;
     let step = class.threads * lanes;
     for ahead in [AHEAD, 1].into_iter().skip(usize::from(!(is_group && is_short))) {
         let [again, done] = ["FOLD", "FOLDED"].map(|name| w.e.label(name));
@@ -257,20 +257,29 @@ fn fold(
         let last = nth(w, ahead - 1);
         line!(w.e, "setp.ge.s64 {is_done}, {last}, {end};\n@{is_done} bra {done};");
         w.e.end_block();
-        let groups: Vec<_> = (0..ahead)
-            .map(|n| {
-                let at = nth(w, n);
-                (at, if is_group { group(w, at, bases, lanes) } else { Vec::new() })
+        let places: Vec<_> = (0..ahead).map(|n| nth(w, n)).collect();
+        let mut groups: Vec<_> = places
+            .iter()
+            .filter(|_| is_group)
+            .map(|at| {
+                let common = common(w, *at, bases, lanes);
+                if states.len() == 1 { each(w, *at, bases, lanes, &common) } else { vec![common] }
             })
             .collect();
         let mut now = states.to_vec();
-        for (first, group_elements) in &groups {
+        for (n, first) in places.iter().enumerate() {
+            if is_group && states.len() > 1 {
+                groups[n] = each(w, *first, bases, lanes, &groups[n][0]);
+            }
             for lane in 0..lanes {
                 let at = if lane == 0 { *first } else { w.long("add.s64", &[first, &lane]) };
-                let single = if is_group { Vec::new() } else { group(w, at, bases, 1) };
-                let (elements, lane) = if is_group { (group_elements, lane) } else { (&single, 0) };
-                for (now, elements) in now.iter_mut().zip(elements) {
-                    let values = w.results(elements, lane);
+                let values: Vec<_> = if is_group {
+                    groups[n].iter().map(|elements| w.results(elements, lane)).collect()
+                } else {
+                    let common = common(w, at, bases, 1);
+                    each(w, at, bases, 1, &common).iter().map(|elements| w.results(elements, 0)).collect()
+                };
+                for (now, values) in now.iter_mut().zip(values) {
                     let item = item(w, class, &values, at);
                     *now = merged(w, class, now, &item);
                 }
@@ -282,29 +291,41 @@ fn fold(
     }
 }
 
-/// The elements of neighbours along the reduced axes, by output. Those that outputs have in common are loaded once.
-fn group(
+/// The elements of neighbours along the reduced axes that all outputs of the thread have in common, by column and lane.
+fn common(w: &mut KernelWriter<'_>, at: Register, bases: &[Vec<Register>], lanes: usize) -> Elements {
+    let plan = w.plan;
+    let addresses = w.addresses(&bases[0], at, 0..plan.reduced_count, 1);
+    w.elements_of(
+        &addresses,
+        lanes,
+        |column| is_loaded_at_once(plan, column, lanes),
+        |column| plan.is_common(*column),
+    )
+}
+
+/// All elements of neighbours along the reduced axes, by output.
+fn each(
     w: &mut KernelWriter<'_>,
     at: Register,
     bases: &[Vec<Register>],
     lanes: usize,
-) -> Vec<Vec<Vec<EmittedValue>>> {
+    common: &Elements,
+) -> Vec<Elements> {
     let plan = w.plan;
-    let mut outputs: Vec<Vec<Vec<EmittedValue>>> = Vec::new();
-    for bases in bases {
+    let of_output = |bases: &Vec<Register>| {
         let addresses = w.addresses(bases, at, 0..plan.reduced_count, 1);
-        let is_new = |column: &usize| outputs.is_empty() || !plan.is_common(*column);
-        let mut elements =
-            w.elements_of(&addresses, lanes, |column| lanes == 1 || plan.has_groups(column, lanes), is_new);
-        if let Some(first) = outputs.first() {
-            let common = elements.iter_mut().zip(first).enumerate();
-            common
-                .filter(|(column, _)| plan.is_common(*column))
-                .for_each(|(_, (elements, first))| elements.clone_from(first));
-        }
-        outputs.push(elements);
-    }
-    outputs
+        let is_grouped = |column| is_loaded_at_once(plan, column, lanes);
+        let own = w.elements_of(&addresses, lanes, is_grouped, |column| !plan.is_common(*column));
+        own.into_iter().zip(common).map(|(own, common)| [own, common.clone()].concat()).collect()
+    };
+    bases.iter().map(of_output).collect()
+}
+
+/// By column and lane. A column that is not loaded has none.
+type Elements = Vec<Vec<EmittedValue>>;
+
+fn is_loaded_at_once(plan: &KernelPlan, column: usize, lanes: usize) -> bool {
+    lanes == 1 || plan.has_groups(column, lanes)
 }
 
 /// The groups of elements that are loaded before they are merged.

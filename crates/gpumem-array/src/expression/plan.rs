@@ -345,9 +345,14 @@ impl KernelPlan {
         }
     }
 
-    /// True if neighbouring outputs have the same elements of a column.
+    /// True if a thread takes several outputs, and they have the same elements of a column.
     pub(crate) fn is_common(&self, index: usize) -> bool {
-        self.stride(self.reduced_count, index) == 0
+        self.outputs_at_once > 1 && self.stride(self.reduced_count, index) == 0
+    }
+
+    /// False if an array has the same elements for all indices of an axis. Texts distinguish the first axes.
+    pub(crate) fn has_step(&self, axis: usize, index: usize) -> bool {
+        axis >= u8::BITS as usize || self.stride(axis, index) != 0
     }
 
     /// True if groups of elements of a column are one element, or can be loaded at once.
@@ -428,11 +433,11 @@ impl KernelPlan {
                 } else {
                     self.has_groups(index, self.lanes)
                 };
-            let has_rows = self.outputs_at_once > 1;
-            let (is_common, in_rows) =
-                (has_rows && self.is_common(index), has_rows && self.has_row_groups(index, 2));
-            let flags = u8::from(is_grouped) | u8::from(is_common) << 1 | u8::from(in_rows) << 2;
-            self.key.extend([argument as u8, of as u8, steps as u8, flags]);
+            let in_rows = self.outputs_at_once > 1 && self.has_row_groups(index, 2);
+            let flags = u8::from(is_grouped) | u8::from(self.is_common(index)) << 1 | u8::from(in_rows) << 2;
+            let axes = 0..self.lens.len().min(u8::BITS as usize);
+            let steps_along = axes.fold(0, |all, axis| all | u8::from(self.has_step(axis, index)) << axis);
+            self.key.extend([argument as u8, of as u8, steps as u8, flags, steps_along]);
         }
         self.key.extend(&self.tokens);
         self.key_hash = hash(&self.key);

@@ -235,6 +235,9 @@ impl<'p> KernelWriter<'p> {
         for (column, address) in addresses.iter_mut().enumerate() {
             let PlannedColumn { of, steps, .. } = self.plan.columns[column];
             for (axis, place) in &places {
+                if !self.plan.has_step(*axis, column) {
+                    continue;
+                }
                 let stride = self.axes[*axis].strides[column];
                 *address = match steps {
                     Steps::Constant => continue,
@@ -386,12 +389,12 @@ impl<'p> KernelWriter<'p> {
         values
     }
 
-    /// The whole text.
-    pub(crate) fn finish(self) -> String {
+    /// The whole text, with directives of the kernel.
+    pub(crate) fn finish(self, directives: &str) -> String {
         let mut parameters: Vec<_> =
             (0..self.plan.argument_count).map(|index| format!(".param .u64 p{index}")).collect();
         parameters.push(format!(".param .align 8 .b8 words[{}]", 8 * self.plan.words.len()));
-        self.e.module(NAME, &parameters, THREADS)
+        self.e.module(NAME, &parameters, THREADS, directives)
     }
 }
 
@@ -425,7 +428,7 @@ pub(crate) fn each(plan: &KernelPlan) -> String {
         body(&mut w, index, 1);
     }
     line!(w.e, "{done}:");
-    w.finish()
+    w.finish("")
 }
 
 fn body(w: &mut KernelWriter<'_>, index: Register, lanes: usize) {
@@ -584,5 +587,5 @@ fn tiled(plan: &KernelPlan, tile_axis: usize) -> String {
     }
     // The tiles may still be read.
     line!(w.e, "bar.sync 0;\nadd.s64 {tile}, {tile}, {step};\nbra {again};\n{done}:");
-    w.finish()
+    w.finish("")
 }

@@ -339,11 +339,9 @@ fn a_softmax_of_nothing_is_nothing() {
 /// So many that a thread takes several outputs of a row, which have a point in common.
 #[test]
 fn distances_of_many_points_from_a_few() {
-    fn check<T: Arithmetic + Copy + PartialEq + std::fmt::Debug>(
-        gpu: &Gpu,
-        count: usize,
-        of: impl Fn(usize) -> T,
-    ) where
+    fn check<T>(gpu: &Gpu, count: usize, of: impl Fn(usize) -> T)
+    where
+        T: Arithmetic + PartialEq + std::fmt::Debug,
         T: core::ops::Add<Output = T> + core::ops::Sub<Output = T> + core::ops::Mul<Output = T>,
     {
         let (points, axes) = (MANY, 5);
