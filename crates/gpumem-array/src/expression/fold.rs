@@ -211,8 +211,8 @@ pub(crate) fn text(plan: &KernelPlan, class: &FoldClass) -> String {
         }
     }
     line!(w.e, "{next}:\nadd.s64 {output}, {output}, {step};\nbra {again};\n{done}:");
-    // With a limit, the driver's compiler puts all loads of several groups first. Without, it saves registers.
-    w.finish(".minnctapersm 1\n")
+    // With a number, the driver's compiler puts all loads first. Without, it saves registers. Three blocks have 80 for each thread.
+    w.finish(if at_once > 1 { ".minnctapersm 3\n" } else { ".minnctapersm 1\n" })
 }
 
 /// The registers of a thread's state.
@@ -233,7 +233,7 @@ fn move_type(of: ScalarType) -> &'static str {
 }
 
 /// Merges the elements of a range into the states of the thread's outputs, `lanes` at a time. Several groups are loaded before they are merged,
-/// one after the other, so that the loads do not wait for each other. Of several outputs these are the elements that they have in common.
+/// one after the other, so that the loads do not wait for each other. Several outputs have enough loads.
 fn fold(
     w: &mut KernelWriter<'_>,
     class: &FoldClass,
@@ -244,7 +244,7 @@ fn fold(
 ) {
     let index = w.long("mad.lo.s64", &[&place, &lanes, &start]);
     let is_group = lanes > 1 && w.plan.lanes > 1;
-    let is_short = w.plan.tokens.len() <= AHEAD_TOKENS_MAX;
+    let is_short = w.plan.tokens.len() <= AHEAD_TOKENS_MAX && states.len() == 1;
     let step = class.threads * lanes;
     for ahead in [AHEAD, 1].into_iter().skip(usize::from(!(is_group && is_short))) {
         let [again, done] = ["FOLD", "FOLDED"].map(|name| w.e.label(name));
@@ -257,29 +257,19 @@ fn fold(
         let last = nth(w, ahead - 1);
         line!(w.e, "setp.ge.s64 {is_done}, {last}, {end};\n@{is_done} bra {done};");
         w.e.end_block();
-        let places: Vec<_> = (0..ahead).map(|n| nth(w, n)).collect();
-        let mut groups: Vec<_> = places
-            .iter()
-            .filter(|_| is_group)
-            .map(|at| {
-                let common = common(w, *at, bases, lanes);
-                if states.len() == 1 { each(w, *at, bases, lanes, &common) } else { vec![common] }
-            })
-            .collect();
+        let mut groups = Vec::new();
+        for n in 0..ahead {
+            let at = nth(w, n);
+            groups.push((at, if is_group { elements(w, at, bases, lanes) } else { Vec::new() }));
+        }
         let mut now = states.to_vec();
-        for (n, first) in places.iter().enumerate() {
-            if is_group && states.len() > 1 {
-                groups[n] = each(w, *first, bases, lanes, &groups[n][0]);
-            }
+        for (first, group) in &groups {
             for lane in 0..lanes {
                 let at = if lane == 0 { *first } else { w.long("add.s64", &[first, &lane]) };
-                let values: Vec<_> = if is_group {
-                    groups[n].iter().map(|elements| w.results(elements, lane)).collect()
-                } else {
-                    let common = common(w, at, bases, 1);
-                    each(w, at, bases, 1, &common).iter().map(|elements| w.results(elements, 0)).collect()
-                };
-                for (now, values) in now.iter_mut().zip(values) {
+                let single = if is_group { Vec::new() } else { elements(w, at, bases, 1) };
+                let (outputs, lane) = if is_group { (group, lane) } else { (&single, 0) };
+                for (now, elements) in now.iter_mut().zip(outputs) {
+                    let values = w.results(elements, lane);
                     let item = item(w, class, &values, at);
                     *now = merged(w, class, now, &item);
                 }
@@ -291,42 +281,26 @@ fn fold(
     }
 }
 
-/// The elements of neighbours along the reduced axes that all outputs of the thread have in common, by column and lane.
-fn common(w: &mut KernelWriter<'_>, at: Register, bases: &[Vec<Register>], lanes: usize) -> Elements {
+/// The elements of neighbours along the reduced axes, by output. Those that outputs have in common are loaded once.
+fn elements(w: &mut KernelWriter<'_>, at: Register, bases: &[Vec<Register>], lanes: usize) -> Vec<Elements> {
     let plan = w.plan;
-    let addresses = w.addresses(&bases[0], at, 0..plan.reduced_count, 1);
-    w.elements_of(
-        &addresses,
-        lanes,
-        |column| is_loaded_at_once(plan, column, lanes),
-        |column| plan.is_common(*column),
-    )
-}
-
-/// All elements of neighbours along the reduced axes, by output.
-fn each(
-    w: &mut KernelWriter<'_>,
-    at: Register,
-    bases: &[Vec<Register>],
-    lanes: usize,
-    common: &Elements,
-) -> Vec<Elements> {
-    let plan = w.plan;
-    let of_output = |bases: &Vec<Register>| {
+    let is_grouped = |column| lanes == 1 || plan.has_groups(column, lanes);
+    let mut outputs: Vec<Elements> = Vec::new();
+    for bases in bases {
         let addresses = w.addresses(bases, at, 0..plan.reduced_count, 1);
-        let is_grouped = |column| is_loaded_at_once(plan, column, lanes);
-        let own = w.elements_of(&addresses, lanes, is_grouped, |column| !plan.is_common(*column));
-        own.into_iter().zip(common).map(|(own, common)| [own, common.clone()].concat()).collect()
-    };
-    bases.iter().map(of_output).collect()
+        let is_new = |column: &usize| outputs.is_empty() || !plan.is_common(*column);
+        let mut own = w.elements_of(&addresses, lanes, is_grouped, is_new);
+        if let Some(first) = outputs.first() {
+            let common = own.iter_mut().zip(first).enumerate().filter(|(column, _)| plan.is_common(*column));
+            common.for_each(|(_, (own, first))| own.clone_from(first));
+        }
+        outputs.push(own);
+    }
+    outputs
 }
 
 /// By column and lane. A column that is not loaded has none.
 type Elements = Vec<Vec<EmittedValue>>;
-
-fn is_loaded_at_once(plan: &KernelPlan, column: usize, lanes: usize) -> bool {
-    lanes == 1 || plan.has_groups(column, lanes)
-}
 
 /// The groups of elements that are loaded before they are merged.
 const AHEAD: usize = 4;

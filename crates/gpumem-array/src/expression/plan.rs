@@ -339,7 +339,10 @@ impl KernelPlan {
         let has_common = columns
             .clone()
             .any(|index| self.stride(row, index) == 0 && (0..row).any(|axis| self.stride(axis, index) != 0));
-        let fits = |count: &usize| self.lens[row].is_multiple_of(*count) && outputs / count >= THREADS_WANTED;
+        let size = self.columns.iter().map(|column| column.of.size()).max().unwrap_or(16);
+        let fits = |count: &usize| {
+            count * size <= 32 && self.lens[row].is_multiple_of(*count) && outputs / count >= THREADS_WANTED
+        };
         if has_common && !self.is_across {
             self.outputs_at_once = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
         }
