@@ -282,10 +282,15 @@ fn fold(
 }
 
 /// The elements of neighbours along the reduced axes, by output. Those that outputs have in common are loaded once.
-fn elements(w: &mut KernelWriter<'_>, at: Register, bases: &[Vec<Register>], lanes: usize) -> Vec<Elements> {
+fn elements(
+    w: &mut KernelWriter<'_>,
+    at: Register,
+    bases: &[Vec<Register>],
+    lanes: usize,
+) -> Vec<LoadedElements> {
     let plan = w.plan;
     let is_grouped = |column| lanes == 1 || plan.has_groups(column, lanes);
-    let mut outputs: Vec<Elements> = Vec::new();
+    let mut outputs: Vec<LoadedElements> = Vec::new();
     for bases in bases {
         let addresses = w.addresses(bases, at, 0..plan.reduced_count, 1);
         let is_new = |column: &usize| outputs.is_empty() || !plan.is_common(*column);
@@ -300,7 +305,7 @@ fn elements(w: &mut KernelWriter<'_>, at: Register, bases: &[Vec<Register>], lan
 }
 
 /// By column and lane. A column that is not loaded has none.
-type Elements = Vec<Vec<EmittedValue>>;
+type LoadedElements = Vec<Vec<EmittedValue>>;
 
 /// The groups of elements that are loaded before they are merged.
 const AHEAD: usize = 4;

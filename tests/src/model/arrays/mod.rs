@@ -12,7 +12,6 @@ mod host;
 mod operation;
 mod threads;
 mod transfers;
-#[path = "../../../../crates/gpumem-array/tests/array/expressions/trees.rs"]
 mod trees;
 mod values;
 mod views;
