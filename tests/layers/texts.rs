@@ -344,6 +344,15 @@ fn of_pools(text: &str, texts: &mut Texts) {
     }
     texts.add_error(&pool.sleep_parts([text, "other"], Keep::Nothing).unwrap_err());
     texts.add_error(&pool.set_hard_limit(1).unwrap_err());
+    let room = pool.room(1 << 20).tag(&tag).wait().unwrap();
+    texts.add_debug(&room);
+    for refused in [pool.room(60 << 20).within(Duration::ZERO), pool.room(u64::MAX)] {
+        let error = refused.wait().unwrap_err();
+        texts.add_error(&error);
+        let PoolError::NoRoom(cause) = &error else { panic!("{error}") };
+        texts.add_debug(&**cause);
+    }
+    drop(room);
     let status = pool.status().unwrap();
     assert_eq!(status.tags.first().map(|tag| &*tag.tag), Some(text), "a field has the text as it is");
     texts.add(&status);
@@ -718,7 +727,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     (
         "numbers",
         "adapt::Fit array::Transfers device::Bytes pool::Limit pool::PoolId \
-      device::PeerDevice device::StreamPoint pool::Registration pool::SpillableBlock pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
+      device::PeerDevice device::StreamPoint pool::Registration pool::Room pool::RoomFuture pool::SpillableBlock pool::Tail sim::Origin sim::Schedule sys::CudaVersion sys::DriverKind",
     ),
     (
         "numbers and types of elements",

@@ -306,7 +306,7 @@ const PLAIN_DROPS: &[(&str, &str)] = &[
     ),
     (
         "guards within a call that a child is refused",
-        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::Reservation turn::Turn workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
+        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::BudgetShare turn::Turn workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
     ),
     (
         "a call that the driver refuses",
@@ -379,6 +379,8 @@ const CALLS: &[(&str, Call)] = &[
     ("GrowableBlock::shrink_to", |my| my.with_growable(|block| block.shrink_to(0))),
     ("Pool::status", |my| my.pool.status().map(drop)),
     ("Pool::spill", |my| my.pool.spill(LARGE_BYTES).map(drop)),
+    ("Room::wait", |my| my.pool.room(1 << 20).wait().map(drop)),
+    ("Room::try_now", |my| my.pool.room(1 << 20).try_now().map(drop)),
     ("Pool::explain_refusal", |my| my.pool.explain_refusal(1 << 20).map(drop)),
     ("Pool::check", |my| {
         my.pool.check().map_err(|text| {

@@ -4,10 +4,10 @@ use super::Requested;
 use core::fmt;
 use core::time::Duration;
 use gpumem_device::Bytes;
-use gpumem_sys::text::Shown;
+use gpumem_sys::text::{Shown, debug_is_display};
 
 /// The cause of [`PoolError::NoRoom`](crate::PoolError::NoRoom).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct NoRoom {
     /// The name of the pool.
@@ -27,6 +27,8 @@ pub struct NoRoom {
     /// The time in the queue.
     pub waited: Duration,
 }
+
+debug_is_display!(NoRoom);
 
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
