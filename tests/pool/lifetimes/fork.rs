@@ -21,6 +21,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 cases! {
     /// Each function that reaches the driver or takes a lock returns the error, in pools of every backend: each in a child of its own, so
@@ -379,7 +380,8 @@ const CALLS: &[(&str, Call)] = &[
     ("GrowableBlock::shrink_to", |my| my.with_growable(|block| block.shrink_to(0))),
     ("Pool::status", |my| my.pool.status().map(drop)),
     ("Pool::spill", |my| my.pool.spill(LARGE_BYTES).map(drop)),
-    ("Room::wait", |my| my.pool.room(1 << 20).wait().map(drop)),
+    ("Pool::room Room::wait", |my| my.pool.room(1 << 20).wait().map(drop)),
+    ("Room::within", |my| my.pool.room(1 << 20).within(Duration::ZERO).wait().map(drop)),
     ("Room::try_now", |my| my.pool.room(1 << 20).try_now().map(drop)),
     ("Pool::explain_refusal", |my| my.pool.explain_refusal(1 << 20).map(drop)),
     ("Pool::check", |my| {
