@@ -4,7 +4,7 @@
 
 use crate::element::ScalarType;
 use crate::expression::convert::as_word;
-use crate::expression::emit::{EmittedValue, Emitter};
+use crate::expression::emit::{EmittedValue, Emitter, Register};
 use crate::expression::node::{Binary, Broadcast, Calculation, Expression, Lazy, Operand, Unary};
 use crate::expression::scalar::{Arithmetic, Comparable, Real, Scalar};
 use crate::expression::tape::OPERATIONS;
@@ -342,7 +342,12 @@ fn by_parts(
 fn magnitude(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
     match x[0].of {
         of if of.is_complex() => e.call("hypot", &x[0].parts()),
-        of if of.is_signed() => exact(e, "abs", x),
+        of if of.is_float() => exact(e, "abs", x),
+        // ptxas takes the result of `abs` for positive, which that of the least number is not.
+        of if of.is_signed() => {
+            let minus = EmittedValue::new(of, below_zero(e, x[0]));
+            exact(e, "max", &[x[0], minus])
+        }
         _ => x[0],
     }
 }
@@ -373,13 +378,19 @@ pub(crate) fn product(e: &mut Emitter, x: &[EmittedValue]) -> EmittedValue {
 }
 
 fn opposite(e: &mut Emitter, x: EmittedValue) -> EmittedValue {
-    // Of unsigned numbers it wraps.
-    let name = match x.of.wide() {
-        ScalarType::U32 => "s32",
-        ScalarType::U64 => "s64",
-        _ => x.of.name(),
-    };
-    instruction(e, &format!("neg.{name}"), &[x])
+    if x.of.is_float() {
+        return exact(e, "neg", &[x]);
+    }
+    let wide = below_zero(e, x);
+    EmittedValue::new(x.of, e.finished(x.of, wide))
+}
+
+/// Zero less an integer, which wraps, before it is narrowed. In two operands of a larger of three, ptxas leaves `neg` to the hardware for
+/// targets from sm_90 on, where the opposite of the least number does not wrap.
+fn below_zero(e: &mut Emitter, x: EmittedValue) -> Register {
+    let wide = x.of.wide();
+    let bits = if matches!(wide, ScalarType::I64 | ScalarType::U64) { 64 } else { 32 };
+    e.value(wide, &format!("sub.u{bits}"), &[&0, &x.register])
 }
 
 /// A divisor that an instruction is defined for, and whether the real one is zero or -1.

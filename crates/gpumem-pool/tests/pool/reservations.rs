@@ -128,7 +128,7 @@ fn a_request_beyond_the_limit_is_refused_at_once() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| pool.room(16 * MIB).wait());
         pool.set_hard_limit(96 * MIB).unwrap();
-        waiting.join().unwrap().unwrap();
+        drop(waiting.join().unwrap().unwrap());
     });
     drop(kept);
 }

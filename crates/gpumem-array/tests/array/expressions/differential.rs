@@ -437,6 +437,9 @@ pub(crate) fn reductions(gpu: &Gpu) {
         "product" 0 |x, y| x + y, |a, b| a.wrapping_add(b), product product_axis |lane| lane.iter().fold(1, |product: T, value| product.wrapping_mul(*value));
         "max" 0 |x, y| x - y, |a, b| a.wrapping_sub(b), max_element max_axis |lane| *lane.iter().max().unwrap();
         "min" 0 |x, y| x + y, |a, b| a.wrapping_add(b), min_element min_axis |lane| *lane.iter().min().unwrap();
+        // The opposite of the least number is itself.
+        "largest opposite" 0 |x, _y| -x, |a, _b| a.wrapping_neg(), max_element max_axis |lane| *lane.iter().max().unwrap();
+        "least opposite" 0 |x, y| -x.min(y), |a, b| a.min(b).wrapping_neg(), min_element min_axis |lane| *lane.iter().min().unwrap();
         "argmax" 0 |x, y| x - y, |a, b| a.wrapping_sub(b), argmax argmax_axis |lane| best(&lane, |a, b| a > b, |_| false);
         "argmin" 0 |x, _y| x, |a, _b| a, argmin argmin_axis |lane| best(&lane, |a, b| a < b, |_| false);
         "any" 0 |x, y| x.equals(y), |a, b| a == b, any any_axis |lane| lane.contains(&true);
