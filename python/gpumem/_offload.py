@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import torch
 
-from ._native import Error
+from ._native import Error, Unsupported
 
 # Smaller tensors stay: a move costs some microseconds of the host.
 _LEAST_BYTES = 1 << 20
@@ -320,6 +320,8 @@ class _Home:
     """The streams, the arena and the experience of a device."""
 
     def __init__(self, device: torch.device, in_use_bytes: Callable[[], int]) -> None:
+        if not hasattr(torch._C, "_storage_Use_Count"):
+            raise Unsupported(f"PyTorch {torch.__version__} does not tell who uses a storage, which offload needs; use PyTorch 2.11")
         self.device, self.in_use_bytes = device, in_use_bytes
         self.down, self.up = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.arena = _Arena()
