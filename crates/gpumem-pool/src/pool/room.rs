@@ -82,7 +82,8 @@ impl Room {
         Ok(is_admitted.then_some(Reservation(place)))
     }
 
-    /// Blocks this thread until the room is set aside.
+    /// Blocks this thread until the room is set aside. Work that asks for room while it has a reservation may wait for itself: ask for all of it
+    /// at once, or set a deadline.
     ///
     /// # Errors
     ///
