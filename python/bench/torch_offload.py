@@ -140,6 +140,8 @@ def main():
                 flush=True,
             )
 
+        # Where these losses differ, the program itself is not reproducible.
+        row("plain again", contextlib.nullcontext)
         for ratio in RATIOS:
             # The margin that `offload` keeps is 1/16 of its limit.
             limit = int(ratio * peak) if ratio < 1 else None

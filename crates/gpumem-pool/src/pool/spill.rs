@@ -180,21 +180,21 @@ impl Spiller {
         match block.host_copy() {
             CopyState::Complete => block.free_device_memory(saved)?,
             CopyState::UnderWay => block.free_device_memory(under_way)?,
-            CopyState::Missing if !self.save(block)? => return Ok(false),
+            CopyState::Missing if !self.save(block, true)? => return Ok(false),
             CopyState::Missing => block.free_device_memory(down)?,
         }
         self.activity.spill_count.add(1);
         Ok(true)
     }
 
-    /// Copies the contents down. False if the host has no room for them.
-    fn save(&self, block: &Movable) -> Result<bool, PoolError> {
+    /// Copies the contents down. False if the host has no room for them. `is_needed`: copies of contents that the device has make way.
+    fn save(&self, block: &Movable, is_needed: bool) -> Result<bool, PoolError> {
         let [down, ..] = self.streams()?;
-        if !block.has_copy() && !self.has_host_room(block.size_bytes) {
+        if !block.has_copy() && !self.has_host_room(block.size_bytes, is_needed) {
             return Ok(false);
         }
         let saved = block.save(&self.host, down);
-        if saved.is_err() && self.drop_copies(|_| true) {
+        if saved.is_err() && is_needed && self.drop_copies(|_| true) {
             block.save(&self.host, down)?;
         } else {
             saved?;
@@ -205,12 +205,13 @@ impl Spiller {
 
     /// True if the host has room for a copy of such a size, and, unless contents are about to return, for another one: what is away can
     /// return only if something else can leave.
-    fn has_host_room(&self, size_bytes: u64) -> bool {
+    fn has_host_room(&self, size_bytes: u64, is_needed: bool) -> bool {
         let copies = if self.is_returning.load(Ordering::Relaxed) { 1 } else { 2 };
         let needed_bytes = copies * size_bytes.max(self.plan.lock().largest_away_bytes());
         let fits =
             || self.host.0.backend.counts().in_use_bytes.saturating_add(needed_bytes) <= self.limit_bytes;
-        fits() || self.drop_copies(Movable::has_stale_copy) && fits() || self.drop_copies(|_| true) && fits()
+        let drop_and_fit = |which: fn(&Movable) -> bool| self.drop_copies(which) && fits();
+        fits() || is_needed && (drop_and_fit(Movable::has_stale_copy) || drop_and_fit(|_| true))
     }
 
     /// Frees the host memory of contents that the device has, too. True if there was any.
@@ -277,7 +278,7 @@ impl Spiller {
         self.device.sleepers().let_calls_end();
         for block in &closed {
             // Without a copy, the contents are copied when they move out.
-            let _ = self.save(block);
+            let _ = self.save(block, false);
             block.open();
         }
     }
