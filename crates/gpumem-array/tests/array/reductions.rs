@@ -336,7 +336,7 @@ fn a_softmax_of_nothing_is_nothing() {
     assert_eq!(x.softmax_axis(Axis(1)).unwrap().shape(), [0, 3]);
 }
 
-/// So many that a thread takes several outputs of a row, which have a point in common.
+/// Each thread calculates several distances in a row of the result, all from one point.
 #[test]
 fn distances_of_many_points_from_a_few() {
     fn check<T>(gpu: &Gpu, count: usize, of: impl Fn(usize) -> T)

@@ -16,9 +16,9 @@ pub struct NoRoom {
     pub requested_bytes: u64,
     /// The limit, or the size of the device: the most that a request can get.
     pub most_bytes: u64,
-    /// The memory that could be had, with what is set aside.
+    /// The bytes available below the limit, including those that are set aside.
     pub free_bytes: u64,
-    /// What is set aside for reservations, and not used yet.
+    /// The bytes that reservations have set aside and not yet drawn.
     pub outstanding_bytes: u64,
     /// The number of reservations.
     pub reservation_count: usize,

@@ -26,14 +26,15 @@ pub struct Room {
     deadline: Option<Duration>,
 }
 
-/// The wait for room, as a future. Dropping it gives its place in the queue up.
+/// The wait for room, as a future. Dropping it gives up its place in the queue. After it was ready, it stays pending.
 #[must_use = "futures do nothing unless polled"]
 pub struct RoomFuture(Result<RoomPlace, Option<PoolError>>);
 
 /// Room that is set aside for one piece of work, until it is dropped.
 ///
-/// What its tag has in device memory counts as drawn: blocks and arrays that are allocated in its [`Reservation::scope`], or with its
-/// [`Reservation::tag`]. The rest stays set aside: no other request gets it, but allocations outside of all reservations are not held back.
+/// Device memory of its tag is drawn from it: blocks and arrays that are allocated in its [`Reservation::scope`], or with its
+/// [`Reservation::tag`]. The rest stays set aside, and no other request for room gets it. Allocations outside of all reservations are not
+/// held back.
 /// Dropping the reservation frees no memory.
 #[must_use = "the room is given up when it is dropped"]
 pub struct Reservation(RoomPlace);
@@ -68,7 +69,7 @@ impl Room {
         self
     }
 
-    /// Takes the room if it can be had now and nobody waits who must come first; `None` otherwise.
+    /// Returns the reservation if the room is available now and no earlier request must be served first; otherwise `None`.
     ///
     /// # Errors
     ///
@@ -142,9 +143,6 @@ impl IntoFuture for Room {
 impl Future for RoomFuture {
     type Output = Result<Reservation, PoolError>;
 
-    /// # Panics
-    ///
-    /// If it is polled again after it was ready.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let polled = match &self.0 {
             Ok(place) => place.poll(context.waker()),
@@ -158,7 +156,7 @@ impl Future for RoomFuture {
         Poll::Ready(match (place, outcome) {
             (Ok(place), Ok(())) => Ok(Reservation(place)),
             (Ok(_), Err(error)) | (Err(Some(error)), _) => Err(error),
-            (Err(None), _) => panic!("a future was polled after it was ready"),
+            (Err(None), _) => return Poll::Pending,
         })
     }
 }
@@ -286,7 +284,10 @@ fn admit(pool: &PoolHandle, queue: &mut RoomQueue) -> Result<Vec<Waker>, PoolErr
 fn supply(pool: &PoolHandle, queue: &RoomQueue) -> Result<Option<RoomSupply>, PoolError> {
     let tags = queue.tags();
     for _ in 0..LOOKS_MAX {
-        let counts = || (pool.backend.counts().in_use_bytes, pool.backend.counts().block_count);
+        let counts = || {
+            let counts = pool.backend.counts();
+            (counts.in_use_bytes, counts.block_count)
+        };
         let before = counts();
         // A block is counted for its tag after it is counted as in use, and is taken off before: no memory counts as free and as drawn.
         let in_use_bytes = pool.tags.in_use_of(&tags);
@@ -312,7 +313,7 @@ fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-/// Starts a thread that wakes futures, until none is left: frees of memory outside of reservations are announced by nobody.
+/// Starts a thread that wakes futures, until none is left. It polls, because frees of memory outside of reservations wake nothing.
 fn attend(pool: PoolHandle) -> std::io::Result<()> {
     let work = move || {
         loop {

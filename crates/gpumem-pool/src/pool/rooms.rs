@@ -30,7 +30,7 @@ pub(crate) struct RoomQueue {
     pub(super) is_attended: bool,
 }
 
-/// What a request asks for.
+/// The size of a request, and the tag that draws from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RoomSize {
     pub(crate) tag: u16,
@@ -49,7 +49,7 @@ struct WaitingRoom {
 /// The memory of a pool at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct RoomSupply {
-    /// What can be had without moving anything.
+    /// The bytes available without moving contents.
     pub(crate) free_bytes: u64,
     /// By tag, what arrays have in device memory that could move to the host.
     pub(crate) movable_bytes: BTreeMap<u16, u64>,
@@ -140,7 +140,7 @@ impl RoomQueue {
         self.waiting.iter().filter(|one| one.number < number).count()
     }
 
-    /// What reservations have set aside, and do not have yet.
+    /// The bytes that reservations have set aside and not yet drawn.
     pub(super) fn outstanding_bytes(&self, supply: &RoomSupply) -> u64 {
         let of_tag = |(tag, reserved_bytes): (u16, u64)| reserved_bytes.saturating_sub(supply.in_use(tag));
         self.reserved_bytes().into_iter().map(of_tag).fold(0, u64::saturating_add)
@@ -182,7 +182,7 @@ impl RoomQueue {
         sums
     }
 
-    /// What a request would add to the outstanding memory.
+    /// The growth of the outstanding bytes if a request is admitted.
     fn missing_bytes(&self, room: RoomSize, supply: &RoomSupply) -> u64 {
         let reserved_bytes = self.reserved_bytes().get(&room.tag).copied().unwrap_or(0);
         let in_use_bytes = supply.in_use(room.tag);

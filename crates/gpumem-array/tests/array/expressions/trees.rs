@@ -250,7 +250,7 @@ pub(crate) fn formula<'e, T: Reference + 'e>(
     }
 }
 
-/// The same by `ndarray`.
+/// Evaluates a tree with `ndarray`.
 pub(crate) fn on_host<T: Reference>(tree: &Tree, arrays: &[ArrayD<T>; 3]) -> ArrayD<T> {
     let of = |tree: &Tree| on_host(tree, arrays);
     match tree {

@@ -61,7 +61,7 @@ fn what_moves_away_makes_room_unless_it_is_needed() {
     let mut queue = RoomQueue::default();
     let first = queue.add(RoomSize { tag: 1, size_bytes: 60 });
     queue.admit(&movable(&[(0, 20), (1, 50)]));
-    assert!(queue.is_admitted(first), "10 more, of which 20 could move");
+    assert!(queue.is_admitted(first), "it lacks 10, and 20 of another tag could move");
     let second = queue.add(RoomSize { tag: 2, size_bytes: 30 });
     queue.admit(&movable(&[(0, 20), (1, 60)]));
     assert!(!queue.is_admitted(second), "the memory of the first does not move");
@@ -74,7 +74,7 @@ fn what_moves_away_makes_room_unless_it_is_needed() {
 }
 
 proptest! {
-    /// Whatever arrives and leaves, reservations fit together, and nobody is passed by more than it asks for.
+    /// In every order of requests and ends, reservations fit together, and no request is passed by more bytes than it asks for.
     #[test]
     fn reservations_fit(steps in prop::collection::vec((0_u8..4, 1_u64..60, 0_u16..6), 1..120)) {
         let capacity = 100;
