@@ -385,12 +385,13 @@ fn opposite(e: &mut Emitter, x: EmittedValue) -> EmittedValue {
     EmittedValue::new(x.of, e.finished(x.of, wide))
 }
 
-/// Zero less an integer, which wraps, before it is narrowed. In two operands of a larger of three, ptxas leaves `neg` to the hardware for
-/// targets from sm_90 on, where the opposite of the least number does not wrap.
+/// Zero less an integer, which wraps, before it is narrowed: the complement of the number below it. ptxas of CUDA 12.9 and 13.0 loses the sign of
+/// a `neg`, and of what it takes for one, that is the second operand of a largest or least of three numbers of 32 bits, for sm_90 and sm_100.
 fn below_zero(e: &mut Emitter, x: EmittedValue) -> Register {
     let wide = x.of.wide();
     let bits = if matches!(wide, ScalarType::I64 | ScalarType::U64) { 64 } else { 32 };
-    e.value(wide, &format!("sub.u{bits}"), &[&0, &x.register])
+    let below = e.value(wide, &format!("add.u{bits}"), &[&x.register, &-1]);
+    e.value(wide, &format!("not.b{bits}"), &[&below])
 }
 
 /// A divisor that an instruction is defined for, and whether the real one is zero or -1.

@@ -432,7 +432,7 @@ pub(crate) fn reductions(gpu: &Gpu) {
         "sum" 0 |x, y| x.re().gt(0.0).select(T::i(), T::new(2.0, -1.0)) * y.re().gt(0.0).select(T::ONE, -T::ONE), |a, b| if a.re > 0.0 { T::i() } else { T::new(2.0, -1.0) } * if b.re > 0.0 { T::ONE } else { -T::ONE }, sum sum_axis |lane| lane.iter().sum::<T>() + T::ZERO;
         "product" 1 |x, y| x.re().gt(0.0).select(T::i(), -T::ONE) * y.re().gt(0.0).select(T::ONE, T::i()), |a, b| if a.re > 0.0 { T::i() } else { -T::ONE } * if b.re > 0.0 { T::ONE } else { T::i() }, product product_axis |lane| lane.iter().product::<T>() + T::ZERO;
     }}
-    reductions! { gpu, i8 i32 i64 u16 u64; {
+    reductions! { gpu, i8 i32 i64 u16 u32 u64; {
         "sum" 0 |x, y| x * 3 - y, |a, b| a.wrapping_mul(3).wrapping_sub(b), sum sum_axis |lane| lane.iter().fold(0, |sum: T, value| sum.wrapping_add(*value));
         "product" 0 |x, y| x + y, |a, b| a.wrapping_add(b), product product_axis |lane| lane.iter().fold(1, |product: T, value| product.wrapping_mul(*value));
         "max" 0 |x, y| x - y, |a, b| a.wrapping_sub(b), max_element max_axis |lane| *lane.iter().max().unwrap();
