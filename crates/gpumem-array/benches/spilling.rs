@@ -2,6 +2,7 @@
 //! larger of the calculation alone and the missing bytes at the link's rate. On the device's clock; the best of some passes after three.
 //!
 //! `cargo bench -p gpumem-array --features cudarc,half --bench spilling`. `-- --training` runs the training alone, `-- 1.5` the products at one ratio.
+//! On a machine with two GPUs, the second one's memory beside the host's, too.
 //! Without a GPU, in small sizes, which says nothing about speed.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
@@ -44,6 +45,9 @@ fn main() -> Result<(), Box<dyn Error>> {
                 by_hand / spilled,
             );
         }
+    }
+    if Device::count(&driver)? > 1 && !skips_products {
+        bench.compare_with_neighbour()?;
     }
     let networks =
         if is_cuda { [(4096, 24, 16384), (8192, 16, 32768)] } else { [(128, 4, 256), (128, 4, 512)] };
@@ -282,10 +286,28 @@ impl Chain {
         Ok(took)
     }
 
+    /// Twice the memory, and so little work that copies decide: to the host, and to the memory of another device.
+    fn compare_with_neighbour(&self) -> Result<(), Box<dyn Error>> {
+        let (rows, count) = (self.len / 64, 2 * self.capacity);
+        let host = Spill::to_host(2 * count as u64 * self.weight_bytes());
+        let near = host.by_neighbour(1, 2 * count as u64 * self.weight_bytes());
+        let missing_bytes = self.capacity as u64 * self.weight_bytes();
+        let [host, near] = [host, near].map(|spill| self.spilled_to(spill, rows, count));
+        let [host, near] = [host?, near?].map(|took| missing_bytes as f64 / took / 1e9);
+        println!(
+            "missing bytes a second: from the host {host:.1} GB/s, from a neighbour {near:.1} GB/s, {:.1} times",
+            near / host
+        );
+        Ok(())
+    }
+
     /// The plain program, in a pool that spills.
     fn spilled(&self, rows: usize, count: usize) -> Result<f64, Box<dyn Error>> {
-        let builder = Pool::builder(&self.device).hard_limit(self.limit_bytes(rows));
-        let pool = builder.spill(Spill::to_host(2 * count as u64 * self.weight_bytes())).build()?;
+        self.spilled_to(Spill::to_host(2 * count as u64 * self.weight_bytes()), rows, count)
+    }
+
+    fn spilled_to(&self, spill: Spill, rows: usize, count: usize) -> Result<f64, Box<dyn Error>> {
+        let pool = Pool::builder(&self.device).hard_limit(self.limit_bytes(rows)).spill(spill).build()?;
         assert_eq!(pool.kind(), MemoryKind::Device);
         let gpu = Gpu::new(&pool)?;
         let blas = Cublas::new(&gpu)?;

@@ -12,12 +12,14 @@ mod biased_count;
 mod biased_lock;
 mod lifetime;
 mod lock;
+mod movable_address;
 mod spin_mutex;
 
 pub use biased_count::{BiasedCount, CountSide};
 pub use biased_lock::{BiasedLock, Revoked, revoke_all};
 pub use lifetime::Lifetime;
 pub use lock::Lock;
+pub use movable_address::MovableAddress;
 pub use primitives::*;
 pub use spin_mutex::{SpinMutex, SpinMutexGuard};
 

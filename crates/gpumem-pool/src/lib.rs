@@ -94,7 +94,7 @@ pub use builder::PoolBuilder;
 pub use config::tuning_options;
 pub use config::{
     BackendKind, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind, PoolId,
-    Profile, Spill, VARIABLES, conf,
+    Profile, Spill, SpillNeighbour, VARIABLES, conf,
 };
 pub use error::{
     Advice, Attempt, BadArgument, Growth, Holder, NoRoom, OutOfMemory, PoolError, PoolUsage, ProcessUsage,

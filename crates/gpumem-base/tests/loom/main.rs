@@ -1,10 +1,11 @@
-//! The lock of a thread's magazines, the order between a stamp and the blocks that it covers, the clocks, and the end of a pool,
-//! in every interleaving that the memory model allows. Compiled with `--cfg gpumem_loom` only.
+//! The lock of a thread's magazines, the order between a stamp and the blocks that it covers, the clocks, contents that move, and the end of
+//! a pool, in every interleaving that the memory model allows. Compiled with `--cfg gpumem_loom` only.
 
 #![cfg(gpumem_loom)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod clock;
+mod moves;
 mod state;
 
 use gpumem_base::sync::{BiasedLock, MISSING, Missing, revoke_all};

@@ -12,6 +12,10 @@ pub(crate) trait Spills: Any + Send + Sync {
     /// By the number of its tag, the device memory whose contents could move, as far as the host has room.
     fn movable_bytes(&self) -> BTreeMap<u16, u64>;
 
+    /// Queues the return of contents of a tag that are away, as far as there is memory for them. Does not wait for the device. Must not be
+    /// called in a call that queues work.
+    fn bring_back_all(&self, tag: u16);
+
     /// The bytes whose contents are on the host alone.
     fn away_bytes(&self) -> u64;
 

@@ -57,7 +57,8 @@ impl Room {
     /// Counts what this tag has in device memory already as a part of the room. Without it, each request has a tag of its own.
     ///
     /// A service that keeps memory for each of its sessions gives each session a tag, and asks for room for all that a session needs while
-    /// it runs. In a pool that spills, the memory of sessions that have no reservation counts as room, because it can move to the host.
+    /// it runs. In a pool that spills, the memory of sessions that have no reservation counts as room, because it can move to the host, and
+    /// the copies of what the session has there begin when it is admitted.
     pub fn tag(mut self, tag: &Tag) -> Self {
         self.tag = Some(tag.clone());
         self
@@ -80,7 +81,7 @@ impl Room {
         let is_admitted = queue.is_admitted(place.number);
         drop(queue);
         wake(woken);
-        Ok(is_admitted.then_some(Reservation(place)))
+        Ok(is_admitted.then(|| Reservation::begin(place)))
     }
 
     /// Blocks this thread until the room is set aside. Work that asks for room while it has a reservation may wait for itself: ask for all of it
@@ -107,7 +108,7 @@ impl Room {
             }
             drop(place.pool.rooms.wait(queue, TICK));
         }
-        Ok(Reservation(place))
+        Ok(Reservation::begin(place))
     }
 
     fn queue_up(self) -> Result<RoomPlace, PoolError> {
@@ -154,7 +155,7 @@ impl Future for RoomFuture {
         };
         let place = core::mem::replace(&mut self.0, Err(None));
         Poll::Ready(match (place, outcome) {
-            (Ok(place), Ok(())) => Ok(Reservation(place)),
+            (Ok(place), Ok(())) => Ok(Reservation::begin(place)),
             (Ok(_), Err(error)) | (Err(Some(error)), _) => Err(error),
             (Err(None), _) => return Poll::Pending,
         })
@@ -162,6 +163,14 @@ impl Future for RoomFuture {
 }
 
 impl Reservation {
+    /// Contents of its tag that are away return from now on.
+    fn begin(place: RoomPlace) -> Self {
+        if let Some(spiller) = place.pool.spiller() {
+            spiller.bring_back_all(place.room.tag);
+        }
+        Self(place)
+    }
+
     /// The size of the room.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {

@@ -19,6 +19,7 @@
 //! Code that keeps the address beyond a call *pins* the block.
 
 mod block;
+mod neighbour;
 mod plan;
 mod turn;
 
@@ -30,6 +31,7 @@ use crate::error::PoolError;
 use crate::figures::ActivityCounters;
 use crate::limits::spills::Spills;
 use crate::pool::Pool;
+use crate::pool::block::Block;
 use crate::pool::hub::Hub;
 use crate::pool::request::ahead::ahead_of_use;
 use crate::pool::rooms::Rooms;
@@ -39,6 +41,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
 use gpumem_device::{Device, Stream};
 use gpumem_sys::fork;
+use neighbour::NeighbourMemory;
 use plan::{SpillPlan, SpillUse};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -53,6 +56,8 @@ pub(crate) struct Spiller {
     size_bytes_min: u64,
     /// The pinned memory that contents move to.
     host: Pool,
+    /// Memory of another device that they move to first.
+    neighbour: Option<NeighbourMemory>,
     activity: Arc<ActivityCounters>,
     rooms: Arc<Rooms>,
     /// For copies to the host, for copies from it, and for frees: of contents that the host has, and of those that are on the way there.
@@ -75,15 +80,17 @@ impl Spiller {
     /// `None` if the option is off, or if the pool's memory is not that of the device.
     pub(super) fn open(hub: &Hub) -> Result<Option<Arc<Self>>, PoolError> {
         let (device, config) = (hub.device(), hub.config());
-        let Spill::Host { limit_bytes } = config.spill else { return Ok(None) };
+        let Spill::Host { limit_bytes, neighbour } = config.spill else { return Ok(None) };
         if config.kind != MemoryKind::Device {
             return Ok(None);
         }
         let host =
             Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes).name("spilled").build()?;
-        Ok(Some(Arc::new(Self {
+        let neighbour = neighbour.map(|of| NeighbourMemory::open(device, of)).transpose()?;
+        let spiller = Arc::new(Self {
             device: device.clone(),
             limit_bytes,
+            neighbour,
             size_bytes_min: config.spill_bytes_min.unwrap_or(SIZE_BYTES_MIN).max(1),
             host,
             activity: Arc::clone(&hub.activity),
@@ -96,7 +103,11 @@ impl Spiller {
             away_bytes: AtomicU64::new(0),
             early_distance: AtomicU64::new(0),
             is_returning: AtomicBool::new(false),
-        })))
+        });
+        if let Some(neighbour) = &spiller.neighbour {
+            neighbour.serve(&spiller);
+        }
+        Ok(Some(spiller))
     }
 
     fn of(pool: &Pool) -> Option<Arc<Self>> {
@@ -164,8 +175,13 @@ impl Spiller {
                 CopyState::UnderWay => UNDER_WAY_COST,
                 CopyState::Missing => MISSING_COST,
             };
-            let is_reserved = reserved_tags.contains(&block.tag);
-            Some((block.address(), if is_reserved { RESERVED_FACTOR * cost } else { cost }))
+            match reserved_tags.contains(&block.tag) {
+                // Work that runs needs it; what would return early may not.
+                true if early_distance > 0 => None,
+                is_reserved => {
+                    Some((block.address(), if is_reserved { RESERVED_FACTOR * cost } else { cost }))
+                }
+            }
         };
         let numbers = self.plan.lock().victims(size_bytes, early_distance, place);
         numbers.iter().filter_map(|number| live.get(number).cloned()).collect()
@@ -187,20 +203,51 @@ impl Spiller {
         Ok(true)
     }
 
-    /// Copies the contents down. False if the host has no room for them. `is_needed`: copies of contents that the device has make way.
+    /// Copies the contents to the neighbour or down. False if the host has no room for them. `is_needed`: copies of contents that the device
+    /// has make way.
     fn save(&self, block: &Movable, is_needed: bool) -> Result<bool, PoolError> {
         let [down, ..] = self.streams()?;
-        if !block.has_copy() && !self.has_host_room(block.size_bytes, is_needed) {
+        let has_copy = block.has_copy();
+        let near = self.neighbour.as_ref().filter(|_| !has_copy);
+        if let Some(near) = near.and_then(|near| near.alloc(block.size_bytes, down)) {
+            block.save(|| Ok(near), down)?;
+            self.activity.spilled_down_bytes.add(block.size_bytes);
+            return Ok(true);
+        }
+        if !has_copy && !self.has_host_room(block.size_bytes, is_needed) {
             return Ok(false);
         }
-        let saved = block.save(&self.host, down);
+        let host_memory = || self.host.alloc(block.size_bytes, down);
+        let saved = block.save(host_memory, down);
         if saved.is_err() && is_needed && self.drop_copies(|_| true) {
-            block.save(&self.host, down)?;
+            block.save(host_memory, down)?;
         } else {
             saved?;
         }
         self.activity.spilled_down_bytes.add(block.size_bytes);
         Ok(true)
+    }
+
+    /// Moves all contents out of the neighbour's memory, as far as the host has room for them, and waits until they have left.
+    fn leave_neighbour(&self) -> Result<(), PoolError> {
+        let Some(near) = &self.neighbour else { return Ok(()) };
+        if fork::is_child() || self.device.sleepers().check_not_in_call().is_err() {
+            return Ok(());
+        }
+        // The thread that moves contents now may wait for this one.
+        let Some(turn) = self.turns.try_begin() else { return Ok(()) };
+        let [down, up, ..] = self.streams()?;
+        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        for block in live.iter().filter(|block| block.copy_is(|copy| near.has(copy))) {
+            if !block.drop_copy() && self.has_host_room(block.size_bytes, true) {
+                block.move_copy(self.host.alloc(block.size_bytes, down)?, down)?;
+            }
+        }
+        drop((live, turn));
+        // The memory is needed at once, by another pool.
+        down.synchronize()?;
+        up.synchronize()?;
+        near.release()
     }
 
     /// True if the host has room for a copy of such a size, and, unless contents are about to return, for another one: what is away can
@@ -217,7 +264,8 @@ impl Spiller {
     /// Frees the host memory of contents that the device has, too. True if there was any.
     fn drop_copies(&self, which: impl Fn(&Movable) -> bool) -> bool {
         let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
-        live.iter().filter(|block| which(block) && block.drop_copy()).count() > 0
+        let is_far = |copy: &Block| !self.neighbour.as_ref().is_some_and(|near| near.has(copy));
+        live.iter().filter(|block| which(block) && block.copy_is(is_far) && block.drop_copy()).count() > 0
     }
 
     /// Brings contents back, if they are away.
@@ -253,8 +301,13 @@ impl Spiller {
         // Another thread that moves contents knows better what is needed now.
         let Some(turn) = self.turns.try_begin() else { return };
         self.save_ahead(&leaving);
+        let reserved_tags = self.rooms.tags();
         for number in returning {
             let Some(block) = self.block(number) else { continue };
+            // Those that were not admitted wait for room.
+            if !reserved_tags.is_empty() && !reserved_tags.contains(&block.tag) {
+                continue;
+            }
             block.protect(&turn);
             let distance = self.plan.lock().expected_in(number).unwrap_or(0);
             self.early_distance.store(EARLY_FACTOR * distance.max(1), Ordering::Relaxed);
@@ -294,9 +347,34 @@ impl Spills for Spiller {
         self.free(&turn, size_bytes)
     }
 
+    fn bring_back_all(&self, tag: u16) {
+        if Spills::away_bytes(self) == 0
+            || fork::is_child()
+            || self.device.sleepers().check_not_in_call().is_err()
+        {
+            return;
+        }
+        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let mut away: Vec<_> = live.iter().filter(|block| block.tag == tag && block.is_away()).collect();
+        // As they were used last, they are likely to be used again.
+        {
+            let plan = self.plan.lock();
+            away.sort_by_key(|block| plan.used_at(block.number));
+        }
+        let turn = self.turns.begin();
+        away.iter().for_each(|block| block.protect(&turn));
+        for block in away {
+            // Without memory for it, it returns at its use.
+            if ahead_of_use(|| self.bring_back(block, false)).is_err() {
+                return;
+            }
+        }
+    }
+
     fn movable_bytes(&self) -> BTreeMap<u16, u64> {
         let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
         let mut room_bytes = self.limit_bytes.saturating_sub(self.host.0.backend.counts().in_use_bytes);
+        room_bytes += self.neighbour.as_ref().map_or(0, NeighbourMemory::room_bytes);
         let mut sums = BTreeMap::new();
         for block in live.iter().filter(|block| !block.is_pinned() && !block.is_away()) {
             if !block.has_copy() {

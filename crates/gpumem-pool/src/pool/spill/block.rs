@@ -7,8 +7,8 @@ use crate::error::PoolError;
 use crate::pool::Pool;
 use crate::pool::block::Block;
 use crate::pool::request;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use gpumem_base::sync::Lock;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_base::sync::{Lock, MovableAddress};
 use gpumem_device::internal::{Order, Stamp, not_forked};
 use gpumem_device::{Device, DeviceError, Stream, StreamError, StreamPoint};
 use gpumem_sys::fork;
@@ -38,14 +38,9 @@ pub(crate) struct Movable {
     pub(super) number: u64,
     pub(super) size_bytes: u64,
     pub(super) tag: u16,
-    /// The address; 0 while the block has none. It stays until all calls have ended that found the block open.
-    address: AtomicU64,
-    /// True if calls may use the block.
-    is_open: AtomicBool,
+    address: MovableAddress,
     /// The point of the copy that brought the contents back. Uses wait for it.
     arrived: AtomicU64,
-    /// The number of holders of the address.
-    pins: AtomicU32,
     /// True if the device has contents that the host has no copy of.
     is_changed: AtomicBool,
     /// The point of the latest copy to the host; 0 for none that may still run. Writes wait for it.
@@ -61,6 +56,7 @@ pub(crate) struct Movable {
 #[derive(Default)]
 struct Places {
     device: Option<Block>,
+    /// The copy on the host, or in the memory of a neighbour.
     host: Option<Block>,
     /// The points behind the latest uses of the device memory on further streams.
     points: Vec<StreamPoint>,
@@ -99,10 +95,8 @@ impl SpillableBlock {
             number,
             size_bytes: block.size_bytes(),
             tag: block.tag_number(),
-            address: AtomicU64::new(block.address()),
-            is_open: AtomicBool::new(true),
+            address: MovableAddress::new(block.address()),
             arrived: AtomicU64::new(0),
-            pins: AtomicU32::new(0),
             is_changed: AtomicBool::new(is_written),
             saved: AtomicU64::new(0),
             latest: AtomicU64::new(0),
@@ -138,14 +132,14 @@ impl SpillableBlock {
     #[inline]
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.0.address.load(Ordering::Acquire)
+        self.0.address.get()
     }
 
     /// True, in a call on a stream, if the block has an address until the call ends.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.0.is_open.load(Ordering::SeqCst)
+        self.0.address.is_open()
     }
 
     /// True, in a call on `stream`, if the block has an address until the call ends, and the stream is behind its contents; for a write,
@@ -248,7 +242,7 @@ impl SpillableBlock {
     /// Those of [`SpillableBlock::settle`].
     pub fn pin(&self, stream: Option<&Stream>) -> Result<SpillPin, PoolError> {
         // The count comes first: a block that is about to move sees it.
-        self.0.pins.fetch_add(1, Ordering::SeqCst);
+        self.0.address.pin();
         let pinned = SpillPin(Arc::clone(&self.0));
         // The holder may write.
         let _settled = Self::settle([(self, true)], stream)?;
@@ -257,7 +251,7 @@ impl SpillableBlock {
 
     /// Records a use by a captured graph, which keeps the block, and pins it for good.
     pub fn keep_for_graph(&self, stream: &Stream) {
-        self.0.pins.fetch_add(1, Ordering::SeqCst);
+        self.0.address.pin();
         self.0.record_use(stream);
     }
 
@@ -301,17 +295,15 @@ impl Movable {
     }
 
     pub(super) fn may_move(&self, turn: u64) -> bool {
-        self.is_open.load(Ordering::Relaxed)
-            && self.protected.load(Ordering::Relaxed) != turn
-            && !self.is_pinned()
+        self.address.is_open() && self.protected.load(Ordering::Relaxed) != turn && !self.is_pinned()
     }
 
     pub(super) fn address(&self) -> u64 {
-        self.address.load(Ordering::Relaxed)
+        self.address.get()
     }
 
     pub(super) fn is_pinned(&self) -> bool {
-        self.pins.load(Ordering::SeqCst) > 0
+        self.address.is_pinned()
     }
 
     pub(super) fn host_copy(&self) -> CopyState {
@@ -361,21 +353,25 @@ impl Movable {
 
     /// Closes the block for calls that begin from now on. In a turn. False if it was closed.
     pub(super) fn close(&self) -> bool {
-        self.is_open.swap(false, Ordering::SeqCst)
+        self.address.close()
     }
 
     pub(super) fn open(&self) {
-        self.is_open.store(true, Ordering::SeqCst);
+        self.address.open();
     }
 
-    /// Copies the contents to the host, behind all uses. No call uses the block.
-    pub(super) fn save(&self, host: &Pool, down: &Stream) -> Result<(), PoolError> {
+    /// Copies the contents behind all uses, to the memory of an earlier copy, or else to new `memory`. No call uses the block.
+    pub(super) fn save(
+        &self,
+        memory: impl FnOnce() -> Result<Block, PoolError>,
+        down: &Stream,
+    ) -> Result<(), PoolError> {
         let kept = self.places.lock().host.take();
         self.order(down)?;
         // Outside the lock: a reclaim callback of the program may use this block.
         let mut to = match kept {
             Some(kept) => kept,
-            None => host.alloc(self.size_bytes, down)?,
+            None => memory()?,
         };
         let mut places = self.places.lock();
         let Some(device) = &places.device else { return Ok(()) };
@@ -401,7 +397,7 @@ impl Movable {
         }
         // A marker behind the free: who takes the memory does not wait for later work of the stream.
         let _marked = behind.mark();
-        self.address.store(0, Ordering::Release);
+        self.address.leave();
         self.latest.store(0, Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
         Ok(())
@@ -431,14 +427,32 @@ impl Movable {
         let _marked = up.mark();
         let address = block.address();
         places.device = Some(block);
-        self.address.store(address, Ordering::Release);
-        self.open();
+        self.address.arrive(address);
         Ok(copied_bytes)
     }
 
-    /// True if there is host memory for the contents.
+    /// True if there is memory for the contents on the host, or of a neighbour.
     pub(super) fn has_copy(&self) -> bool {
-        self.places.lock().host.is_some()
+        self.copy_is(|_| true)
+    }
+
+    /// True if there is memory for the contents outside of the device, of which this is true.
+    pub(super) fn copy_is(&self, of: impl FnOnce(&Block) -> bool) -> bool {
+        self.places.lock().host.as_ref().is_some_and(of)
+    }
+
+    /// Copies contents that are away to other memory, and frees where they were.
+    pub(super) fn move_copy(&self, mut to: Block, down: &Stream) -> Result<(), PoolError> {
+        let before = {
+            let mut places = self.places.lock();
+            let Some(from) = &places.host else { return Ok(()) };
+            to.copy_from_ordered(from, down)?;
+            self.saved.store(down.point().to_bits(), Ordering::Release);
+            let _marked = down.mark();
+            places.host.replace(to)
+        };
+        drop(before);
+        Ok(())
     }
 
     /// True if the host has contents that are older than the device's.
@@ -490,13 +504,13 @@ impl Drop for Movable {
 impl SpillPin {
     /// The block does not move any more.
     pub fn for_good(self) {
-        self.0.pins.fetch_add(1, Ordering::SeqCst);
+        self.0.address.pin();
     }
 }
 
 impl Drop for SpillPin {
     fn drop(&mut self) {
-        self.0.pins.fetch_sub(1, Ordering::SeqCst);
+        self.0.address.unpin();
     }
 }
 
@@ -509,7 +523,10 @@ fn point_in(word: &AtomicU64) -> Option<StreamPoint> {
 }
 
 /// Makes a stream wait for points, on the device.
-fn wait_for_all(stream: &Stream, points: impl IntoIterator<Item = StreamPoint>) -> Result<(), PoolError> {
+pub(super) fn wait_for_all(
+    stream: &Stream,
+    points: impl IntoIterator<Item = StreamPoint>,
+) -> Result<(), PoolError> {
     for point in points {
         if !stream.wait_for_point_outside_captures(point)? {
             // Work of another library's stream without a marker.

@@ -30,6 +30,8 @@ struct KnownArray {
     is_resident: bool,
     /// The operation that used it last.
     used_at: u64,
+    /// The operation before which it returned last.
+    returned_at: u64,
     /// The operation that is expected to use it next.
     expected_at: Option<u64>,
     /// True from an early return until the use that was expected.
@@ -88,6 +90,7 @@ impl SpillPlan {
             size_bytes,
             is_resident: true,
             used_at: self.now,
+            returned_at: self.now,
             expected_at: None,
             is_early: false,
         };
@@ -113,6 +116,9 @@ impl SpillPlan {
         let was_early = core::mem::replace(&mut known.is_early, is_early);
         let used_at = known.used_at;
         known.is_resident = is_resident;
+        if is_resident {
+            known.returned_at = self.now;
+        }
         if let Some(at) = known.expected_at {
             if is_resident {
                 self.due.remove(&(at, array))
@@ -269,6 +275,11 @@ impl SpillPlan {
         if self.away_bytes == 0 { 0 } else { self.largest_array_bytes.min(self.away_bytes) }
     }
 
+    /// The operation that used an array last.
+    pub(crate) fn used_at(&self, array: u64) -> u64 {
+        self.arrays.get(&array).map_or(0, |known| known.used_at)
+    }
+
     /// How many operations ahead the next use of an array is expected; `None` without an expectation.
     pub(crate) fn expected_in(&self, array: u64) -> Option<u64> {
         let at = self.arrays.get(&array)?.expected_at?;
@@ -284,7 +295,8 @@ impl SpillPlan {
     fn distance(&self, known: &KnownArray) -> f64 {
         match known.expected_at {
             Some(at) if at >= self.now => (at - self.now + 1) as f64,
-            _ => (self.now - known.used_at.min(self.now) + 1) as f64,
+            // What has returned is about to be used.
+            _ => (self.now - known.used_at.max(known.returned_at).min(self.now) + 1) as f64,
         }
     }
 
