@@ -6,6 +6,8 @@ mod rejected;
 pub use graph::GraphError;
 pub use rejected::Rejected;
 
+use core::any::Any;
+use core::cell::Cell;
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::text::{Shown, debug_is_display};
 use gpumem_pool::{DeviceError, PoolError};
@@ -229,6 +231,29 @@ impl ArrayError {
             _ => false,
         }
     }
+
+    /// The error that an operator, an index or `Clone` of this thread has panicked with, from the payload that
+    /// [`catch_unwind`](std::panic::catch_unwind) returned. `None` for every other panic, and if it was asked for before.
+    ///
+    /// ```
+    /// use gpumem_array::{ArrayError, GpuArray};
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let (x, y) = (GpuArray::<f32, _>::zeros(&gpu, 100)?, GpuArray::<f32, _>::zeros(&gpu, 200)?);
+    /// let payload = std::panic::catch_unwind(|| &x + &y).unwrap_err();
+    /// assert!(matches!(ArrayError::of_panic(&*payload), Some(ArrayError::Shape { .. })));
+    /// # Ok::<(), ArrayError>(())
+    /// ```
+    #[must_use]
+    pub fn of_panic(payload: &(dyn Any + Send)) -> Option<Self> {
+        let error = PANICKED_WITH.try_with(Cell::take).ok().flatten()?;
+        let text = payload.downcast_ref::<String>()?;
+        (*text == error.to_string()).then_some(error)
+    }
+}
+
+thread_local! {
+    /// The error of this thread's latest panic by [`or_panic`]. The payload is its text, which hooks and test harnesses print.
+    static PANICKED_WITH: Cell<Option<ArrayError>> = const { Cell::new(None) };
 }
 
 debug_is_display!(ArrayError);
@@ -261,6 +286,11 @@ impl From<DriverError> for ArrayError {
 pub(crate) fn or_panic<T>(result: Result<T, ArrayError>) -> T {
     match result {
         Ok(value) => value,
-        Err(error) => panic!("{error}"),
+        Err(error) => {
+            let text = error.to_string();
+            // A thread that is ending has no place for the error.
+            let _ = PANICKED_WITH.try_with(|place| place.set(Some(error)));
+            panic!("{text}")
+        }
     }
 }
