@@ -683,6 +683,15 @@ impl ArrayStorage {
         }
     }
 
+    /// Calls `read` with a part of the bytes at a time if they are in host memory alone, because the pool spills. False if the rest has to be
+    /// read from the device.
+    pub(crate) fn read_away(&self, range: Range<u64>, read: impl FnMut(&[u8])) -> Result<bool, ArrayError> {
+        match self.memory.spillable() {
+            Some(block) => Ok(block.read_away(range, read)?),
+            None => Ok(false),
+        }
+    }
+
     /// The address of memory that is pinned, or does not spill.
     pub(crate) fn pinned_address(&self) -> u64 {
         self.current()

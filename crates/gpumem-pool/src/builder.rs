@@ -309,7 +309,7 @@ impl PoolBuilder {
             observer: self.observer,
             witness: flight.map(|flight| flight as _),
         };
-        Pool::build(setup, self.adaptors)
+        Pool::build(setup, self.adaptors, None)
     }
 }
 

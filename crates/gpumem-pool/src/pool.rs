@@ -60,6 +60,7 @@ use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
 pub(crate) use hub::Setup;
 use listing::Listing;
+use request::ahead::without_moves;
 use request::{Origin, check, ladder, largest, report};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
 use spill::Spiller;
@@ -87,8 +88,12 @@ use std::sync::Arc;
 pub struct Pool(pub(crate) PoolHandle);
 
 impl Pool {
-    /// `adaptors`: innermost first.
-    pub(crate) fn build(setup: Setup, adaptors: Vec<Arc<dyn Adaptor>>) -> Result<Self, PoolError> {
+    /// `adaptors`: innermost first. `parent`: the pool above, if any.
+    pub(crate) fn build(
+        setup: Setup,
+        adaptors: Vec<Arc<dyn Adaptor>>,
+        parent: Option<&Self>,
+    ) -> Result<Self, PoolError> {
         not_forked()?;
         let is_for_host = check_kind(setup.config.kind, &setup.device)?;
         let hub = Hub::open(setup, is_for_host)?;
@@ -98,7 +103,7 @@ impl Pool {
             stack.open(&hub);
         }
         WeakList::on(hub.device()).add(Arc::downgrade(&hub.listing));
-        if let Some(spiller) = Spiller::open(&hub)? {
+        if let Some(spiller) = Spiller::open(&hub, parent.and_then(|parent| parent.0.spiller()))? {
             hub.set_spiller(spiller);
         }
         let pool = Self(PoolHandle::new(hub, adaptors, stack));
@@ -485,7 +490,7 @@ impl Pool {
         if self.0.backend.has_plain_segments() {
             setup.config.expandable_segments = Some(false);
         }
-        let pool = Self::build(setup, self.0.adaptors.to_vec())?;
+        let pool = Self::build(setup, self.0.adaptors.to_vec(), Some(self))?;
         pool.0.open_like(&self.0)?;
         Ok(pool)
     }
@@ -620,7 +625,8 @@ impl Pool {
     ///
     /// Waits first for the device, and for the other devices that have access to the memory. With [`Keep::OnHost`] the contents of all
     /// blocks are copied to pinned host memory. The pool keeps that memory for its next sleep, because pinning takes longer than the
-    /// copies; [`Pool::reclaim`] releases it while the pool is awake. Cached memory is released too.
+    /// copies; [`Pool::reclaim`] releases it while the pool is awake. Cached memory is released too. In a pool that spills, arrays whose contents
+    /// are on the host already stay there until their next use after [`Pool::wake`].
     ///
     /// While the pool sleeps,
     ///
@@ -682,6 +688,9 @@ impl Pool {
         device.sleepers().check_not_in_call()?;
         // Before the state changes, so that a refusal does not affect other threads. Checked again below, for a loan that begins in between.
         check_not_lent(state.name(), device, sleeping)?;
+        if let Some(spiller) = state.spiller().filter(|_| state.sleep_state.is_awake()) {
+            spiller.prepare_sleep(keep == Keep::OnHost);
+        }
         let mut change = state.sleep_state.begin(state.name(), AWAKE)?;
         state.take_cache_key();
         device.sleepers().add(state.id().number(), state.name().shared(), sleeping.addresses());
@@ -796,6 +805,13 @@ impl Pool {
         Ok(self.0.spiller().map_or(0, |spiller| spiller.make_room(size_bytes)))
     }
 
+    /// Calls `request`, whose requests for memory are refused rather than that they wait on the host or move arrays out, if the pool spills. In
+    /// other pools it is only called.
+    #[doc(hidden)]
+    pub fn without_moves<R>(&self, request: impl FnOnce() -> R) -> R {
+        if self.0.spiller().is_some() { without_moves(request) } else { request() }
+    }
+
     /// Changes the hard limit ([`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit)) for all clones and all
     /// threads. After this call returns, the pool does not grow beyond the limit. `Limit::Bytes(u64::MAX)` removes
     /// the limit. A share of the device corresponds to PyTorch's per-process memory fraction.
@@ -837,14 +853,25 @@ impl Pool {
         let excess_bytes = self.0.limits.node.set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
             self.0.backend.limits_changed()?;
-            let excess_in_use_bytes = self.0.backend.counts().in_use_bytes.saturating_sub(limit_bytes);
-            if let Some(spiller) = self.0.spiller().filter(|_| excess_in_use_bytes > 0) {
-                spiller.make_room(excess_in_use_bytes);
-            }
+            self.spill_below(limit_bytes);
             let keep_bytes = self.0.reserved_bytes()?.saturating_sub(excess_bytes);
             self.0.backend.trim_to(keep_bytes)?;
         }
         Ok(())
+    }
+
+    /// Moves arrays of this pool to the host, and then those of pools beneath it, until a limit holds what is in use.
+    fn spill_below(&self, limit_bytes: u64) {
+        let family_bytes: u64 = self.0.family().iter().map(|pool| pool.usage().in_use_bytes).sum();
+        let in_use_bytes = self.0.backend.counts().in_use_bytes.saturating_add(family_bytes);
+        let mut excess_bytes = in_use_bytes.saturating_sub(limit_bytes);
+        let own = self.0.spiller();
+        for spiller in own.into_iter().chain(&ladder::other_spillers(&self.0, Some(self.id()))) {
+            if excess_bytes == 0 {
+                return;
+            }
+            excess_bytes = excess_bytes.saturating_sub(spiller.make_room(excess_bytes));
+        }
     }
 
     /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond it is released: memory

@@ -1,5 +1,6 @@
 //! [`Spills`]: a holder of memory in use, which moves its contents to host memory for a request.
 
+use crate::config::PoolId;
 use core::any::Any;
 use std::collections::BTreeMap;
 
@@ -8,6 +9,14 @@ pub(crate) trait Spills: Any + Send + Sync {
     /// Frees at least `size_bytes` in stream order, if contents can move, and returns the freed bytes. Does not wait for the device. Must
     /// not be called in a call that queues work.
     fn make_room(&self, size_bytes: u64) -> u64;
+
+    /// True if room that is made here helps requests that the hard limit of the pool `owner` refuses; with `None`, those that the device
+    /// refuses.
+    fn helps(&self, owner: Option<PoolId>) -> bool;
+
+    /// The pool's memory is about to sleep. Contents that the host has leave, so that they are not copied again. Unless `keeps_contents`,
+    /// the host forgets the contents of what stays.
+    fn prepare_sleep(&self, keeps_contents: bool);
 
     /// By the number of its tag, the device memory whose contents could move, as far as the host has room.
     fn movable_bytes(&self) -> BTreeMap<u16, u64>;

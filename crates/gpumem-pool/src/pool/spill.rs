@@ -17,6 +17,9 @@
 //! until its work is queued, so that nothing moves out in between.
 //!
 //! Code that keeps the address beyond a call *pins* the block.
+//!
+//! Each pool has a spiller. Pools beneath one share its host memory, and all pools of a GPU share the turns: a request that a shared limit,
+//! or the device, refuses asks the spillers of other pools, too.
 
 mod block;
 mod neighbour;
@@ -26,10 +29,11 @@ mod turn;
 pub use block::{Settled, SpillPin, SpillableBlock};
 
 use crate::backend::MemorySource;
-use crate::config::{MemoryKind, Spill};
+use crate::config::{MemoryKind, PoolId, Spill};
 use crate::error::PoolError;
 use crate::figures::ActivityCounters;
 use crate::limits::spills::Spills;
+use crate::limits::{LimitNode, WeakList};
 use crate::pool::Pool;
 use crate::pool::block::Block;
 use crate::pool::hub::Hub;
@@ -54,16 +58,19 @@ pub(crate) struct Spiller {
     limit_bytes: u64,
     /// Smaller blocks stay.
     size_bytes_min: u64,
-    /// The pinned memory that contents move to.
+    /// The pinned memory that contents move to. Pools beneath one share it.
     host: Pool,
-    /// Memory of another device that they move to first.
-    neighbour: Option<NeighbourMemory>,
+    /// Memory of another device that they move to first. Shared like that.
+    neighbour: Option<Arc<NeighbourMemory>>,
+    /// The limits that the pool's memory counts against.
+    limits: Arc<LimitNode>,
     activity: Arc<ActivityCounters>,
     rooms: Arc<Rooms>,
     /// For copies to the host, for copies from it, and for frees: of contents that the host has, and of those that are on the way there.
     /// Created at the first move.
     streams: OnceLock<[Stream; 4]>,
-    turns: Turns,
+    /// Of all pools of the GPU: a thread that moves contents of one may need memory of another.
+    turns: Arc<Turns>,
     /// True once anything has moved: operations are recorded from then on.
     is_active: AtomicBool,
     plan: Lock<SpillPlan>,
@@ -77,26 +84,35 @@ pub(crate) struct Spiller {
 }
 
 impl Spiller {
-    /// `None` if the option is off, or if the pool's memory is not that of the device.
-    pub(super) fn open(hub: &Hub) -> Result<Option<Arc<Self>>, PoolError> {
+    /// `None` if the option is off, or if the pool's memory is not that of the device. `parent`: that of the pool above.
+    pub(super) fn open(
+        hub: &Hub,
+        parent: Option<&Arc<dyn Spills>>,
+    ) -> Result<Option<Arc<dyn Spills>>, PoolError> {
         let (device, config) = (hub.device(), hub.config());
         let Spill::Host { limit_bytes, neighbour } = config.spill else { return Ok(None) };
         if config.kind != MemoryKind::Device {
             return Ok(None);
         }
-        let host =
-            Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes).name("spilled").build()?;
-        let neighbour = neighbour.map(|of| NeighbourMemory::open(device, of)).transpose()?;
+        let (host, neighbour) = match parent.and_then(Self::from_dyn) {
+            Some(parent) => (parent.host.clone(), parent.neighbour.clone()),
+            None => {
+                let builder = Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes);
+                let neighbour = neighbour.map(|of| NeighbourMemory::open(device, of)).transpose()?;
+                (builder.name("spilled").build()?, neighbour.map(Arc::new))
+            }
+        };
         let spiller = Arc::new(Self {
             device: device.clone(),
             limit_bytes,
             neighbour,
             size_bytes_min: config.spill_bytes_min.unwrap_or(SIZE_BYTES_MIN).max(1),
             host,
+            limits: Arc::clone(&hub.limits.node),
             activity: Arc::clone(&hub.activity),
             rooms: Arc::clone(&hub.rooms),
             streams: OnceLock::new(),
-            turns: Turns::default(),
+            turns: device.extension(Turns::default),
             is_active: AtomicBool::new(false),
             plan: Lock::default(),
             blocks: Lock::default(),
@@ -107,11 +123,17 @@ impl Spiller {
         if let Some(neighbour) = &spiller.neighbour {
             neighbour.serve(&spiller);
         }
+        let spiller: Arc<dyn Spills> = spiller;
+        WeakList::on(device).add(Arc::downgrade(&spiller));
         Ok(Some(spiller))
     }
 
     fn of(pool: &Pool) -> Option<Arc<Self>> {
-        let spiller: Arc<dyn Any + Send + Sync> = Arc::<dyn Spills>::clone(pool.0.spiller()?);
+        Self::from_dyn(pool.0.spiller()?)
+    }
+
+    fn from_dyn(spiller: &Arc<dyn Spills>) -> Option<Arc<Self>> {
+        let spiller: Arc<dyn Any + Send + Sync> = Arc::<dyn Spills>::clone(spiller);
         spiller.downcast().ok()
     }
 
@@ -135,7 +157,11 @@ impl Spiller {
 
     /// Moves contents out until `size_bytes` are freed. Returns the freed bytes.
     fn free(&self, turn: &Turn<'_>, size_bytes: u64) -> u64 {
-        let chosen = self.choose(turn, size_bytes);
+        self.move_all_out(self.choose(turn, size_bytes))
+    }
+
+    /// Moves contents out that may move in this turn. Returns the freed bytes.
+    fn move_all_out(&self, chosen: Vec<Arc<Movable>>) -> u64 {
         let taken: Vec<_> = chosen.into_iter().filter(|block| block.close()).collect();
         if taken.is_empty() {
             return 0;
@@ -157,10 +183,12 @@ impl Spiller {
 
     fn choose(&self, turn: &Turn<'_>, size_bytes: u64) -> Vec<Arc<Movable>> {
         // Upgraded outside the lock of the plan, which the drop of a block takes.
-        let live: BTreeMap<u64, Arc<Movable>> = {
-            let blocks = self.blocks.lock();
-            blocks.iter().filter_map(|(number, block)| Some((*number, block.upgrade()?))).collect()
-        };
+        let live: BTreeMap<u64, Arc<Movable>> =
+            self.live().into_iter().map(|block| (block.number, block)).collect();
+        // A free in memory that sleeps makes no room.
+        if live.values().next().is_some_and(|block| block.is_asleep()) {
+            return Vec::new();
+        }
         if let Some([down, ..]) = self.streams.get() {
             // A failure shows in the next call that needs the stream.
             let _ = self.device.clocks().poll_one(down.stream_index());
@@ -237,7 +265,7 @@ impl Spiller {
         // The thread that moves contents now may wait for this one.
         let Some(turn) = self.turns.try_begin() else { return Ok(()) };
         let [down, up, ..] = self.streams()?;
-        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let live = self.live();
         for block in live.iter().filter(|block| block.copy_is(|copy| near.has(copy))) {
             if !block.drop_copy() && self.has_host_room(block.size_bytes, true) {
                 block.move_copy(self.host.alloc(block.size_bytes, down)?, down)?;
@@ -261,11 +289,17 @@ impl Spiller {
         fits() || is_needed && (drop_and_fit(Movable::has_stale_copy) || drop_and_fit(|_| true))
     }
 
-    /// Frees the host memory of contents that the device has, too. True if there was any.
+    /// Frees the host memory of contents that the device has, too, of all pools that share it. True if there was any.
     fn drop_copies(&self, which: impl Fn(&Movable) -> bool) -> bool {
-        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let all = WeakList::<dyn Spills>::on(&self.device).live();
+        let sharing = all.iter().filter_map(Self::from_dyn).filter(|one| one.host.id() == self.host.id());
+        let live: Vec<_> = sharing.flat_map(|one| one.live()).collect();
         let is_far = |copy: &Block| !self.neighbour.as_ref().is_some_and(|near| near.has(copy));
         live.iter().filter(|block| which(block) && block.copy_is(is_far) && block.drop_copy()).count() > 0
+    }
+
+    fn live(&self) -> Vec<Arc<Movable>> {
+        self.blocks.lock().values().filter_map(Weak::upgrade).collect()
     }
 
     /// Brings contents back, if they are away.
@@ -354,7 +388,7 @@ impl Spills for Spiller {
         {
             return;
         }
-        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let live = self.live();
         let mut away: Vec<_> = live.iter().filter(|block| block.tag == tag && block.is_away()).collect();
         // As they were used last, they are likely to be used again.
         {
@@ -371,10 +405,28 @@ impl Spills for Spiller {
         }
     }
 
+    fn helps(&self, owner: Option<PoolId>) -> bool {
+        owner.is_none_or(|owner| self.limits.of(owner).is_some())
+    }
+
+    fn prepare_sleep(&self, keeps_contents: bool) {
+        let turn = self.turns.begin();
+        let mut saved = self.live();
+        saved.retain(|block| {
+            block.may_move(turn.number()) && block.has_copy() && block.host_copy() != CopyState::Missing
+        });
+        self.move_all_out(saved);
+        if !keeps_contents {
+            for block in self.live() {
+                block.drop_copy();
+            }
+        }
+    }
+
     fn movable_bytes(&self) -> BTreeMap<u16, u64> {
-        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let live = self.live();
         let mut room_bytes = self.limit_bytes.saturating_sub(self.host.0.backend.counts().in_use_bytes);
-        room_bytes += self.neighbour.as_ref().map_or(0, NeighbourMemory::room_bytes);
+        room_bytes += self.neighbour.as_ref().map_or(0, |near| near.room_bytes());
         let mut sums = BTreeMap::new();
         for block in live.iter().filter(|block| !block.is_pinned() && !block.is_away()) {
             if !block.has_copy() {

@@ -9,6 +9,7 @@
 //! | contents of arrays move to the host, before the first rung that waits on the host | the option `spill` | their copies, on the device |
 //! | registered reclaim callbacks: purge, then release | always | their cached memory |
 //! | other pools of the device | unless this pool's own limit or a budget refused | their caches, and a wait for the device |
+//! | contents of other pools' arrays move to the host | the same, and their option `spill` | their copies, their caches, and a wait for the device |
 //!
 //! Only memory that helps the requested kind takes part: device memory and unified memory help each other, pinned memory helps
 //! pinned memory. No lock is held during callbacks. All waits of a request share one deadline.
@@ -16,15 +17,17 @@
 use super::ahead;
 use super::report::{self, OTHERS_TRIMMED};
 use crate::backend::{MemorySource, Outcome, Search, Shortage, waits_on_host};
-use crate::config::MemoryKind;
+use crate::config::{MemoryKind, PoolId};
 use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
 use crate::figures::StepCounters;
 use crate::limits::reclaim::{OTHERS_TIME_MAX, Registry, Round};
+use crate::limits::spills::Spills;
 use crate::limits::{Trimmable, WeakList};
 use crate::pool::events;
 use crate::pool::hub::Hub;
 use gpumem_device::CaptureModeGuard;
 use gpumem_device::internal::deadline;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The rungs outside the pool: a round of reclaim callbacks, or `None` for the other pools.
@@ -64,7 +67,7 @@ fn climb_until_found<T>(
     search: &mut dyn Search<T>,
     course: &mut Course,
 ) -> Result<Outcome<T>, PoolError> {
-    let (mut outside, mut is_first) = (OUTSIDE.into_iter(), true);
+    let (mut outside, mut is_first, mut spill_count) = (OUTSIDE.into_iter(), true, 0);
     loop {
         if let found @ Outcome::Found(_) = climb_once(hub, search, is_first, course)? {
             return Ok(found);
@@ -75,9 +78,14 @@ fn climb_until_found<T>(
             std::thread::yield_now();
             continue;
         }
-        if ahead::is_ahead_of_use()
-            || !outside.any(|(name, round)| climb_outside(hub, search, name, round, course))
-        {
+        if ahead::is_ahead_of_use() {
+            return Ok(Outcome::Short);
+        }
+        if outside.any(|(name, round)| climb_outside(hub, search, name, round, course)) {
+            continue;
+        }
+        spill_count += 1;
+        if spill_count > SPILLS_MAX || !spill_others(hub, search, course) {
             return Ok(Outcome::Short);
         }
     }
@@ -137,11 +145,43 @@ fn climb_once<T>(
 
 /// Moves contents to the host. True if that has freed memory.
 fn spill<T>(hub: &Hub, search: &dyn Search<T>, course: &mut Course) -> bool {
-    let Some(spiller) = hub.spiller() else { return false };
+    let Some(spiller) = hub.spiller().filter(|_| !ahead::leaves_contents()) else { return false };
     let start = Instant::now();
     let freed_bytes = spiller.make_room(search.requested_bytes());
     course.add(SPILLED, start, freed_bytes, Vec::new());
     freed_bytes > 0
+}
+
+/// Moves contents of other pools to the host, and releases their memory. True if that has freed memory.
+fn spill_others<T>(hub: &Hub, search: &dyn Search<T>, course: &mut Course) -> bool {
+    // A failure is that of a budget, which moves do not help.
+    let Ok(shortage) = search.shortage() else { return false };
+    let limit = shortage.refusal.and_then(Refusal::limit);
+    let limit = limit.or_else(|| hub.limits.node.limit_exceeded_by(shortage.requested_bytes));
+    let owner = limit.and_then(|limit| limit.owner);
+    if hub.config().kind == MemoryKind::Host || owner == Some(hub.id()) {
+        return false;
+    }
+    let (start, mut freed_bytes) = (Instant::now(), 0);
+    for spiller in other_spillers(hub, owner) {
+        if freed_bytes < shortage.requested_bytes {
+            freed_bytes += spiller.make_room(shortage.requested_bytes - freed_bytes);
+        }
+    }
+    if freed_bytes == 0 {
+        return false;
+    }
+    let failures = trim_others(hub, &shortage).unwrap_or_default();
+    course.add(OTHERS_SPILLED, start, freed_bytes, failures);
+    true
+}
+
+/// The spillers of other pools that help requests which the hard limit of `owner` refuses, or with `None` the device.
+pub(crate) fn other_spillers(hub: &Hub, owner: Option<PoolId>) -> Vec<Arc<dyn Spills>> {
+    let mut spillers = WeakList::<dyn Spills>::on(hub.device()).live();
+    let is_own = |other: &Arc<dyn Spills>| hub.spiller().is_some_and(|own| Arc::ptr_eq(own, other));
+    spillers.retain(|other| !is_own(other) && other.helps(owner));
+    spillers
 }
 
 /// Makes room outside the pool. Returns true if the rung applies.
@@ -262,11 +302,14 @@ fn gain(before_bytes: i64, now_bytes: i64) -> u64 {
 }
 
 /// The number of rungs: at most this many attempts need no reallocation.
-const ATTEMPTS_MAX: usize = 17;
+const ATTEMPTS_MAX: usize = 18;
 /// Moves to the host in one pass. Each frees as much as the request needs, but perhaps not side by side.
 const SPILLS_MAX: u32 = 16;
 /// The name of that rung.
 const SPILLED: &str = "move arrays to host memory";
+
+/// The name of the rung that moves those of other pools.
+const OTHERS_SPILLED: &str = "move arrays of other pools to host memory";
 
 /// A request that the budget of an adaptor has refused. Each pass runs it through the adaptors again.
 struct OverBudget<F> {

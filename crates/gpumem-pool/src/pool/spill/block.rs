@@ -7,6 +7,7 @@ use crate::error::PoolError;
 use crate::pool::Pool;
 use crate::pool::block::Block;
 use crate::pool::request;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_base::sync::{Lock, MovableAddress};
 use gpumem_device::internal::{Order, Stamp, not_forked};
@@ -170,14 +171,14 @@ impl SpillableBlock {
         let mut blocks: Vec<(&Movable, bool)> =
             blocks.into_iter().map(|(block, is_write)| (&*block.0, is_write)).collect();
         // In one order for all threads.
-        blocks.sort_by_key(|(block, _)| Arc::as_ptr(&block.spiller).addr());
+        blocks.sort_by_key(|(block, _)| Arc::as_ptr(&block.spiller.turns).addr());
         let mut turns: Vec<Turn<'a>> = Vec::new();
         let mut before = None;
         for (block, _) in &blocks {
-            let spiller = Arc::as_ptr(&block.spiller);
-            if before != Some(spiller) {
+            let turns_of = Arc::as_ptr(&block.spiller.turns);
+            if before != Some(turns_of) {
                 turns.push(block.spiller.turns.begin());
-                before = Some(spiller);
+                before = Some(turns_of);
             }
             if let Some(turn) = turns.last() {
                 block.protect(turn);
@@ -268,6 +269,43 @@ impl SpillableBlock {
         }
     }
 
+    /// Calls `read` with a part of the contents at a time, in order, if they are on the host alone. Waits until they are. False if the rest
+    /// has to be read from the device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::synchronize_point`].
+    pub fn read_away(&self, range: Range<u64>, mut read: impl FnMut(&[u8])) -> Result<bool, PoolError> {
+        not_forked()?;
+        let (block, mut start) = (&*self.0, range.start);
+        if range.end > block.size_bytes || !block.is_away() {
+            return Ok(false);
+        }
+        while start < range.end {
+            let places = block.places.lock();
+            if block.host_copy() == CopyState::UnderWay {
+                drop(places);
+                match point_in(&block.saved) {
+                    Some(saved) if !block.pool.device().synchronize_point(saved)? => return Ok(false),
+                    _ => continue,
+                }
+            }
+            // The lock is held for one part, because decisions of other threads wait for it.
+            let size_bytes = (range.end - start).min(READ_BYTES);
+            let host = places.host.as_ref().filter(|_| places.device.is_none());
+            let Some(address) = host.and_then(Block::host_ptr) else { return Ok(false) };
+            let bytes = core::ptr::slice_from_raw_parts(
+                address.as_ptr().wrapping_add(start as usize),
+                size_bytes as usize,
+            );
+            // SAFETY: the block has these bytes. The copy that wrote them is complete: while the device has no memory for the contents, there
+            // is no later one, and the lock keeps it so. Others only read the bytes.
+            read(unsafe { &*bytes });
+            start += size_bytes;
+        }
+        Ok(true)
+    }
+
     /// Ends spilling, and returns the block with its contents, which `stream` waits for.
     ///
     /// # Errors
@@ -345,6 +383,10 @@ impl Movable {
         let points = self.places.lock().points.clone();
         let latest = [&self.latest, &self.arrived, &self.saved].into_iter().filter_map(point_in);
         wait_for_all(stream, latest.chain(points))
+    }
+
+    pub(super) fn is_asleep(&self) -> bool {
+        self.pool.is_asleep()
     }
 
     pub(super) fn is_away(&self) -> bool {
@@ -513,6 +555,9 @@ impl Drop for SpillPin {
         self.0.address.unpin();
     }
 }
+
+/// What [`SpillableBlock::read_away`] reads at a time.
+const READ_BYTES: u64 = 4 << 20;
 
 debug_fields!(SpillableBlock, it, size_bytes: it.0.size_bytes);
 

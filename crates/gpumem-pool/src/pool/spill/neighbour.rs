@@ -10,9 +10,10 @@ use crate::limits::reclaim::{Reclaimable, Registration};
 use crate::pool::Pool;
 use crate::pool::block::Block;
 use crate::pool::request::ahead::ahead_of_use;
+use gpumem_base::sync::Lock;
 use gpumem_device::{Device, Stream};
 use std::error::Error;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// A pool on the other device.
 pub(super) struct NeighbourMemory {
@@ -25,10 +26,10 @@ pub(super) struct NeighbourMemory {
     _registration: Registration,
 }
 
-/// The contents of a device's arrays in the memory of another one.
+/// The contents of a device's arrays in the memory of another one, and the pools that they belong to.
 struct SpilledContents {
     name: String,
-    spiller: OnceLock<Weak<Spiller>>,
+    spillers: Lock<Vec<Weak<Spiller>>>,
 }
 
 impl NeighbourMemory {
@@ -40,7 +41,7 @@ impl NeighbourMemory {
         let builder = Pool::builder(&neighbour).hard_limit(of.limit_bytes).peer_access(&[device.clone()]);
         let pool = builder.name(format!("spilled from device {}", device.ordinal())).build()?;
         let name = format!("arrays of device {} that moved here", device.ordinal());
-        let holder = Arc::new(SpilledContents { name, spiller: OnceLock::new() });
+        let holder = Arc::new(SpilledContents { name, spillers: Lock::default() });
         let _registration = Registration::new(&neighbour, &holder);
         let stream = Stream::new(&neighbour)?;
         Ok(Self { pool, limit_bytes: of.limit_bytes, stream, holder, _registration })
@@ -48,7 +49,9 @@ impl NeighbourMemory {
 
     /// Sets whose contents make way when the other device is short of memory.
     pub(super) fn serve(&self, spiller: &Arc<Spiller>) {
-        let _ = self.holder.spiller.set(Arc::downgrade(spiller));
+        let mut spillers = self.holder.spillers.lock();
+        spillers.retain(|one| one.strong_count() > 0);
+        spillers.push(Arc::downgrade(spiller));
     }
 
     pub(super) fn has(&self, block: &Block) -> bool {
@@ -80,9 +83,8 @@ impl Reclaimable for SpilledContents {
     }
 
     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        match self.spiller.get().and_then(Weak::upgrade) {
-            Some(spiller) => Ok(spiller.leave_neighbour()?),
-            None => Ok(()),
-        }
+        let live: Vec<_> = self.spillers.lock().iter().filter_map(Weak::upgrade).collect();
+        live.iter().try_for_each(|spiller| spiller.leave_neighbour())?;
+        Ok(())
     }
 }
