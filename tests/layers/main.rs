@@ -15,6 +15,7 @@ mod held;
 mod kernels;
 mod launches;
 mod spilling;
+mod spilling_pipeline;
 mod stream_entries;
 mod texts;
 mod transfers;

@@ -255,7 +255,7 @@ where
         };
         let moved = match item.is_at(&self.place) {
             true => item.into_adapted(&self.place),
-            false => match adapt_for(&item, &self.copies, &self.consumer) {
+            false => match self.upload(&item) {
                 Err(error) if ran_out_of_memory(&error) && !self.ready.is_empty() => {
                     self.delayed = Some(item);
                     return false;
@@ -267,6 +267,15 @@ where
         let _ = self.upload_stream.mark();
         self.ready.push_back(moved);
         true
+    }
+
+    /// In a pool that spills, an upload that is further ahead than the next one takes free memory only: what it would push out has to return.
+    fn upload(&self, item: &V) -> Result<V::Adapted, AdaptError> {
+        let upload = || adapt_for(item, &self.copies, &self.consumer);
+        match self.ready.len() {
+            0 | 1 => upload(),
+            _ => self.consumer.pool().without_moves(upload),
+        }
     }
 }
 
