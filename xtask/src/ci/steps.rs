@@ -257,7 +257,17 @@ fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
 
 fn examples() -> Result<Outcome> {
     let built = programs::build(&programs::TESTS)?;
-    for name in ["train", "programs", "captured_step", "power_iteration", "prometheus", "async_requests"] {
+    let names = [
+        "train",
+        "programs",
+        "vector_store",
+        "large_kmeans",
+        "captured_step",
+        "power_iteration",
+        "prometheus",
+        "async_requests",
+    ];
+    for name in names {
         let example = built.iter().find(|built| built.kind == programs::Kind::Example && built.name == name);
         program_of(example.with_context(|| format!("there is no example {name}"))?, "").run()?;
     }

@@ -1,5 +1,5 @@
 //! The training on the devices. A table that fits is uploaded once, and its batches are views; another one is fed in batches, in each
-//! epoch again. Several devices have a copy of the model each, and a share of each batch: the sum of their gradients is that of the batch,
+//! epoch again. If the pool spills, such a table is uploaded once, too, in an array for each batch. Several devices have a copy of the model each, and a share of each batch: the sum of their gradients is that of the batch,
 //! so all copies make the same step. The host waits for nothing between the first step and the last, except for the pinned memory of the
 //! feed and for other processes without NCCL.
 
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 pub(crate) enum Placement {
     /// On the device, as a whole.
     Resident,
+    /// On the device, in an array for each part of a batch. Those that do not fit move to the host and back.
+    Spilled,
     /// On the host: the device has one batch in use and others that are uploaded ahead.
     Fed,
 }
@@ -35,7 +37,11 @@ impl Placement {
         // A step needs memory beside the table.
         let share_bytes = table.bytes().div_ceil(plan.ranks.count as u64);
         let is_resident = share_bytes + share_bytes / 10 <= room_bytes;
-        Ok(if is_resident { Self::Resident } else { Self::Fed })
+        Ok(match is_resident {
+            true => Self::Resident,
+            false if plan.spills => Self::Spilled,
+            false => Self::Fed,
+        })
     }
 }
 
@@ -84,18 +90,26 @@ pub(crate) fn train(work: Work<'_>, placement: Placement) -> Result<Training> {
     let kernels = work.gpus.iter().map(Kernels::load).collect::<Result<Vec<_>>>()?;
     work.gpus.iter().try_for_each(Gpu::preload::<f32>)?;
     match placement {
-        Placement::Resident => train_resident(work, kernels),
+        Placement::Resident | Placement::Spilled => train_resident(work, kernels, placement),
         Placement::Fed => train_fed(work, kernels),
     }
 }
 
-fn train_resident(work: Work<'_>, kernels: Vec<Kernels>) -> Result<Training> {
+fn train_resident(work: Work<'_>, kernels: Vec<Kernels>, placement: Placement) -> Result<Training> {
     let Work { gpus, table, initial, plan, exchange, progress } = work;
     let shares = shares(table, plan);
     let upload_started = Instant::now();
-    let upload = |(gpu, share): (&Gpu, &Share<'_>)| (share.inputs, share.targets).adapt(gpu);
-    let uploaded: Vec<Rows> =
-        gpus.iter().zip(&shares).map(upload).collect::<Result<_, _>>().context("uploading the table")?;
+    // The rows of each array.
+    let rows_each = if placement == Placement::Spilled { plan.share_rows() } else { table.rows() };
+    let upload = |(gpu, share): (&Gpu, &Share<'_>)| {
+        batches((&share.inputs, &share.targets)).batch_size(rows_each).on(gpu)?.collect()
+    };
+    let uploaded: Vec<Vec<Rows>> = gpus
+        .iter()
+        .zip(&shares)
+        .map(upload)
+        .collect::<Result<_, AdaptError>>()
+        .context("uploading the table")?;
     let mut trainers = Trainers::new(gpus, kernels, initial, plan, exchange)?;
     let upload_time = upload_started.elapsed();
 
@@ -105,8 +119,11 @@ fn train_resident(work: Work<'_>, kernels: Vec<Kernels>) -> Result<Training> {
         for batch in plan.batches(table.rows()) {
             for part in plan.parts(batch.clone()) {
                 let members = trainers.members.iter_mut().zip(&shares).zip(&uploaded);
-                for ((trainer, share), (inputs, targets)) in members {
-                    let rows = Slice::from(share.rows(part.clone()));
+                for ((trainer, share), uploaded) in members {
+                    let rows = share.rows(part.clone());
+                    let Some((inputs, targets)) = uploaded.get(rows.start / rows_each) else { continue };
+                    let start = rows.start / rows_each * rows_each;
+                    let rows = Slice::from(rows.start - start..rows.end - start);
                     let inputs = inputs.slice_axis(Axis(0), rows)?;
                     trainer.add(&inputs, &targets.slice_axis(Axis(0), rows)?, epoch)?;
                 }

@@ -5,7 +5,7 @@ use crate::exchange::Way;
 use anyhow::{Result, ensure};
 use clap::Parser;
 use gpumem_adapt::array::pool::sys::Driver;
-use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolBuilder};
+use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolBuilder, Spill};
 use indicatif::ProgressBar;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -43,6 +43,10 @@ pub(crate) struct Options {
     /// The hard limit of the pool: 100M, 1.5GiB, 50%.
     #[arg(long, value_name = "LIMIT")]
     hard_limit: Option<Limit>,
+    /// Upload the whole table, even if it does not fit: the pool moves the arrays that are not in use to pinned host memory of up to as many
+    /// bytes, such as host:8GiB.
+    #[arg(long, value_name = "host:BYTES")]
+    spill: Option<Spill>,
     /// The backend of the pool: caching (thread caches and virtual memory), native (the driver's stream-ordered pool) or none (plain
     /// allocations).
     #[arg(long, value_name = "KIND")]
@@ -102,7 +106,14 @@ impl Options {
 
     /// A number that processes have in common if they train the same model on the same data.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let own = Self { rank: None, rendezvous: None, hard_limit: None, backend: None, ..self.clone() };
+        let own = Self {
+            rank: None,
+            rendezvous: None,
+            hard_limit: None,
+            spill: None,
+            backend: None,
+            ..self.clone()
+        };
         let mut hasher = DefaultHasher::new();
         format!("{own:?}").hash(&mut hasher);
         hasher.finish()
@@ -113,6 +124,9 @@ impl Options {
         let mut builder = PoolBuilder::from_env(device)?;
         if let Some(limit) = self.hard_limit {
             builder = builder.hard_limit(limit);
+        }
+        if let Some(spill) = self.spill {
+            builder = builder.spill(spill);
         }
         if let Some(backend) = self.backend {
             builder = builder.backend(backend);
@@ -153,6 +167,7 @@ impl Options {
             batch: batch as usize,
             parts_of_batch: self.accumulate as usize,
             prefetch: self.prefetch as usize,
+            spills: self.spill.is_some_and(|spill| spill != Spill::Off),
             learning_rate,
             beta1: 0.9,
             beta2: 0.999,
@@ -172,6 +187,8 @@ pub(crate) struct Plan {
     /// The gradient of a batch is the sum over this many parts.
     pub(crate) parts_of_batch: usize,
     pub(crate) prefetch: usize,
+    /// The pool spills, so a table that does not fit is uploaded like one that does.
+    pub(crate) spills: bool,
     pub(crate) learning_rate: f64,
     pub(crate) beta1: f64,
     pub(crate) beta2: f64,

@@ -81,6 +81,16 @@ impl Report {
                 self.line("table", "fits: a share on each device during the training")
             }
             Placement::Resident => self.line("table", "fits: on the device during the training"),
+            Placement::Spilled => {
+                let of = if plan.ranks.count > 1 { "a share on each device" } else { "on the device" };
+                self.line(
+                    "table",
+                    &format!(
+                        "does not fit: {of} as {}, which move to the host",
+                        count(plan.parts(0..rows).count(), "array")
+                    ),
+                )
+            }
             Placement::Fed => {
                 let bytes =
                     HumanBytes((plan.share_rows().min(rows) * (columns + 1) * size_of::<f32>()) as u64);
@@ -110,6 +120,14 @@ impl Report {
         let [peak, needed] = [*peak_bytes, *needed_bytes].map(HumanBytes);
         self.line("peak", &format!("{peak} reserved, batches and model {needed}: {ratio:.3} ×"))?;
         transfers.to_string().lines().try_for_each(|line| self.line("", line))
+    }
+
+    /// What moved in a pool that spills.
+    pub(crate) fn spilled(&mut self, status: &Status) -> Result<()> {
+        let counters = &status.counters;
+        let moves = count(usize::try_from(counters.spill_count)?, "move");
+        let [down, up] = [counters.spilled_down_bytes, counters.spilled_up_bytes].map(HumanBytes);
+        self.line("spilled", &format!("{moves} to the host: {down} copied there, {up} back"))
     }
 
     /// The status of the pool, with its ignored options.

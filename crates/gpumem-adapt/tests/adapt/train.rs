@@ -100,6 +100,20 @@ fn data_that_does_not_fit_is_fed_with_two_batches_on_the_device() {
     assert!((0.9..1.12).contains(&peak), "{text}");
 }
 
+/// Three times the limit without batches: the whole table is uploaded, and the pool moves what is not in use. The result is that of the host.
+#[test]
+fn a_table_that_does_not_fit_moves_to_the_host_and_back() {
+    let table = ["--synthetic", "30000x100", "--batch", "2000", "--epochs", "3", "--hard-limit", "4MiB"];
+    let run = train(&[&table[..], &["--spill", "host:64MiB"]].concat(), SIM);
+    let text = run.succeeded();
+    assert!(text.contains("does not fit: on the device as 15 arrays, which move to the host"), "{text}");
+    let line = text.lines().find(|line| line.starts_with("spilled")).unwrap_or_else(|| panic!("{text}"));
+    assert!(number_before(line.split(" to the host").next().unwrap_or(""), " moves") >= 12.0, "{text}");
+    let loss = |text: &str| text.lines().find(|line| line.starts_with("loss")).map(str::to_owned);
+    let fitting = train(&table[..table.len() - 2], SIM);
+    assert_eq!(loss(text), loss(fitting.succeeded()));
+}
+
 /// The number that ends a part of a line.
 fn number_before(line: &str, end: &str) -> f64 {
     let number = line.strip_suffix(end).and_then(|line| line.rsplit(' ').next());
@@ -190,6 +204,7 @@ fn arguments_that_make_no_sense_are_refused() {
         &["--synthetic", "18446744073709551615x18446744073709551615"],
         &["--synthetic", "4000000000x4000000"],
         &["--hard-limit", "lots"],
+        &["--spill", "lots"],
         &["--backend", "what"],
         &["--data", "a.csv", "--synthetic", "2x2"],
         &["--devices", "0"],
