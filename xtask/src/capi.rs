@@ -55,11 +55,12 @@ fn lay_out(folder: &Path, profile: Profile) -> Result<PathBuf> {
 }
 
 /// A program, its compiler and the standard of its language.
-const PROGRAMS: [(&str, &str, &str); 8] = [
+const PROGRAMS: [(&str, &str, &str); 9] = [
     ("basics.c", "cc", "-std=gnu11"),
     ("fork.c", "cc", "-std=gnu11"),
     ("misuse.c", "cc", "-std=gnu11"),
     ("sizes.c", "cc", "-std=gnu11"),
+    ("spillable.c", "cc", "-std=gnu11"),
     ("streams.c", "cc", "-std=gnu11"),
     ("onnxruntime.c", "cc", "-std=gnu11"),
     ("raii.cpp", "c++", "-std=gnu++17"),

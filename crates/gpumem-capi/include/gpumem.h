@@ -52,6 +52,16 @@
 #define GPUMEM_KEEP_NOTHING 1
 
 /*
+ The work of a use only reads the memory.
+ */
+#define GPUMEM_USE_READ 0
+
+/*
+ The work of a use may write the memory.
+ */
+#define GPUMEM_USE_WRITE 1
+
+/*
  The result of a function. After an error, `gpumem_last_error` has the text, and nothing else has changed unless the function says so.
  */
 typedef enum gpumem_result {
@@ -125,6 +135,11 @@ typedef struct gpumem_holder gpumem_holder;
  A pool of GPU memory. The pointer is a number that only this library reads.
  */
 typedef struct gpumem_pool gpumem_pool;
+
+/*
+ Memory that may move between its uses. The pointer is a number that only this library reads.
+ */
+typedef struct gpumem_spillable gpumem_spillable;
 
 /*
  A stream of a device. The pointer is a number that only this library reads.
@@ -791,6 +806,58 @@ enum gpumem_result gpumem_holder_register(struct gpumem_pool *pool,
  Errors: `INVALID_HANDLE` for a null pointer or a holder that was unregistered.
  */
 enum gpumem_result gpumem_holder_unregister(struct gpumem_holder *holder);
+
+/*
+ Makes the block at an address spillable: while the pool is short of memory, its contents may move to the host, unless a use is open. The
+ block has no fixed address from now on, and `address` is unknown to other functions: `gpumem_spillable_begin` returns the address of a
+ use, `gpumem_spillable_free` frees the memory. In a pool that does not spill, and for blocks of less than 64 KiB, all of this works, and
+ the address stays. Up to 4096 blocks may be spillable at a time. Call it once the work that is queued on the block has been recorded
+ (`gpumem_record_use`).
+
+ Errors: `UNKNOWN_ADDRESS` for an address without a live block; `INVALID_ARGUMENT` for a null pointer; `STATE` for too many. Then the block is
+ as it was.
+
+ # Safety
+
+ `memory` is null or points to a place.
+ */
+enum gpumem_result gpumem_spillable_create(struct gpumem_pool *pool,
+                                           void *address,
+                                           struct gpumem_spillable **memory);
+
+/*
+ Begins a use by work that will be queued on `stream`: brings the contents back if they are on the host, makes the stream wait for them on the
+ device, and returns their address, which is valid until `gpumem_spillable_end` with this stream. `access` is `GPUMEM_USE_READ` or
+ `GPUMEM_USE_WRITE`. Several uses may be open at once, on one stream or several; as with other memory, the caller orders the streams of
+ conflicting uses.
+
+ Errors: `OUT_OF_MEMORY`, with the report as text; `STATE` for a stream that was retired, belongs to another device, or is part of an announced
+ capture (`gpumem_captures_expect`), whose graph would keep the address; `INVALID_HANDLE`. No use has then begun.
+
+ # Safety
+
+ `address` is null or points to a place.
+ */
+enum gpumem_result gpumem_spillable_begin(struct gpumem_spillable *memory,
+                                          struct gpumem_stream *stream,
+                                          uint32_t access,
+                                          void **address);
+
+/*
+ Ends the latest open use on `stream`: its work has been queued. Moves of the contents, and their end, are ordered behind it.
+
+ Errors: `STATE` if no use is open on the stream, or for a stream that was retired: then the memory does not move any more;
+ `INVALID_HANDLE`.
+ */
+enum gpumem_result gpumem_spillable_end(struct gpumem_spillable *memory,
+                                        struct gpumem_stream *stream);
+
+/*
+ Frees the memory, wherever it is, in the order of the streams that used it; see `gpumem_free`. Null is ignored.
+
+ Errors: `STATE` while a use is open; `INVALID_HANDLE` for memory that was freed.
+ */
+enum gpumem_result gpumem_spillable_free(struct gpumem_spillable *memory);
 
 /*
  Writes a pool's counters.

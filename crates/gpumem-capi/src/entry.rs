@@ -8,6 +8,7 @@ mod memory;
 mod pools;
 mod reclaim;
 mod scopes;
+mod spillable;
 mod status;
 mod streams;
 
@@ -16,6 +17,7 @@ pub use memory::*;
 pub use pools::*;
 pub use reclaim::*;
 pub use scopes::*;
+pub use spillable::*;
 pub use status::*;
 pub use streams::*;
 

@@ -57,6 +57,10 @@ impl Failure {
     pub(crate) fn argument(text: impl Into<String>) -> Self {
         Self { code: gpumem_result::GPUMEM_ERROR_INVALID_ARGUMENT, text: text.into() }
     }
+
+    pub(crate) fn state(text: impl Into<String>) -> Self {
+        Self { code: gpumem_result::GPUMEM_ERROR_STATE, text: text.into() }
+    }
 }
 
 impl From<PoolError> for Failure {

@@ -17,7 +17,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let package = root().join("crates/gpumem-capi");
     let config = cbindgen::Config::from_file(package.join("cbindgen.toml")).map_err(anyhow::Error::msg)?;
     let sources = ["error", "entry", "entry/pools", "entry/streams", "entry/memory", "entry/captures"];
-    let sources = sources.into_iter().chain(["entry/scopes", "entry/reclaim", "entry/status"]);
+    let sources =
+        sources.into_iter().chain(["entry/scopes", "entry/reclaim", "entry/spillable", "entry/status"]);
     let status = with_figures(&package)?;
     let builder = sources.fold(cbindgen::Builder::new().with_config(config), |builder, source| {
         let path = package.join(format!("src/{source}.rs"));

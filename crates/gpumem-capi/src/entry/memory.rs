@@ -5,7 +5,7 @@ use super::pools::{self, gpumem_pool};
 use super::streams::{self, gpumem_stream};
 use crate::blocks;
 use crate::error::{CallResult, Failure, caught, ending, gpumem_result, guarded};
-use ::gpumem_pool::{MemoryRange, Stream};
+use ::gpumem_pool::{Device, MemoryRange, Stream};
 use core::ffi::c_void;
 
 /// Allocates memory for work that is queued on `stream` from now on. `address` becomes a device address (`CUdeviceptr`), which is also a
@@ -116,7 +116,7 @@ fn free_on(address: *mut c_void, stream: &Stream) -> CallResult {
     // Recorded in a call that a retirement waits for. The free itself may come after the retirement: the use already counts.
     stream.queue_work(MemoryRange::NONE, |_| {
         blocks::with(address, |block| {
-            check_device(block, stream)?;
+            check_device(block.device(), stream)?;
             block.record_use(stream);
             Ok(())
         })
@@ -184,14 +184,13 @@ pub unsafe extern "C" fn gpumem_ordinal(address: *mut c_void, ordinal: *mut u32)
     })
 }
 
-fn check_device(block: &::gpumem_pool::Block, stream: &Stream) -> CallResult {
-    match block.device() == stream.device() {
+pub(super) fn check_device(device: &Device, stream: &Stream) -> CallResult {
+    match device == stream.device() {
         true => Ok(()),
         false => Err(Failure {
             code: gpumem_result::GPUMEM_ERROR_STATE,
             text: format!(
-                "the memory belongs to {}, and the stream to {}; pass a stream of the memory's device",
-                block.device(),
+                "the memory belongs to {device}, and the stream to {}; pass a stream of the memory's device",
                 stream.device()
             ),
         }),

@@ -70,7 +70,7 @@ pub unsafe extern "C" fn gpumem_scope_begin(
             open.scopes.push((number, begun));
             number
         });
-        let number = number.map_err(|_| state("this thread is ending; open scopes before that"))?;
+        let number = number.map_err(|_| Failure::state("this thread is ending; open scopes before that"))?;
         // SAFETY: the caller promises a place.
         unsafe { put(scope, number, "scope") }
     })
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn gpumem_scope_end(scope: u64, usage: *mut gpumem_scope_u
             Some(open.scopes.remove(index).1)
         });
         let ended = ended.ok().flatten().ok_or_else(|| {
-            state("this thread has no open scope of that number; end a scope once, on the thread that has begun it")
+            Failure::state("this thread has no open scope of that number; end a scope once, on the thread that has begun it")
         })?;
         let found = ended.end();
         if usage.is_null() {
@@ -114,8 +114,4 @@ pub unsafe extern "C" fn gpumem_scope_end(scope: u64, usage: *mut gpumem_scope_u
         // SAFETY: the caller promises the bytes that the size states.
         unsafe { arguments::write(usage, value, "usage") }
     })
-}
-
-fn state(text: &str) -> Failure {
-    Failure { code: gpumem_result::GPUMEM_ERROR_STATE, text: text.into() }
 }

@@ -21,6 +21,7 @@ static gpumem_pool *pool;
 static gpumem_stream *stream;
 static gpumem_captures *captures;
 static gpumem_holder *holder;
+static gpumem_spillable *spillable;
 static uint64_t scope;
 static void *raw;
 static void *blocks[BLOCKS];
@@ -64,6 +65,7 @@ static void be_a_child(void) {
     gpumem_stream *made = NULL;
     gpumem_captures *expected = NULL;
     gpumem_holder *registered = NULL;
+    gpumem_spillable *moving = NULL;
     void *address = NULL, *found = NULL;
     uint64_t size = 0, begun = 0;
     uint32_t ordinal = 7;
@@ -116,6 +118,10 @@ static void be_a_child(void) {
     FAILS(GPUMEM_ERROR_FORKED, gpumem_captures_end(captures));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_scope_begin(pool, "a scope", &begun));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_holder_register(pool, "a cache", free_nothing, NULL, &registered));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_spillable_create(pool, blocks[0], &moving));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_spillable_begin(spillable, stream, GPUMEM_USE_READ, &address));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_spillable_end(spillable, stream));
+    CHECK(moving == NULL);
     CHECK(address == NULL && other == NULL && made == NULL && expected == NULL && registered == NULL);
     CHECK(found == NULL && size == 0 && begun == 0 && ordinal == 7);
     /* A thread of its own ends with what it has inherited, and so does the process. */
@@ -123,6 +129,7 @@ static void be_a_child(void) {
     CHECK(pthread_join(thread, NULL) == 0);
     OK(gpumem_free(blocks[2]));
     OK(gpumem_scope_end(scope, NULL));
+    OK(gpumem_spillable_free(spillable));
     OK(gpumem_holder_unregister(holder));
     OK(gpumem_captures_destroy(captures));
     OK(gpumem_stream_destroy(stream));
@@ -137,12 +144,17 @@ static void be_a_child(void) {
 
 int main(void) {
     pthread_t threads[THREADS_MAX];
-    pool = create(NULL, MIB * 256);
+    void *address = NULL;
+    pool = create("spill:host:64MiB", MIB * 256);
     OK(gpumem_stream_create(pool, &stream));
     OK(gpumem_stream_raw(stream, &raw));
     OK(gpumem_check_process());
     OK(gpumem_scope_begin(pool, "the parent", &scope));
     OK(gpumem_holder_register(pool, "a cache", free_nothing, NULL, &holder));
+    OK(gpumem_alloc(pool, MIB, stream, &address));
+    OK(gpumem_spillable_create(pool, address, &spillable));
+    OK(gpumem_spillable_begin(spillable, stream, GPUMEM_USE_READ, &address));
+    OK(gpumem_spillable_end(spillable, stream));
     /* Ended at once: calls of announced captures leave the thread's cache aside. */
     OK(gpumem_captures_expect(pool, &captures));
     OK(gpumem_captures_end(captures));
@@ -166,6 +178,7 @@ int main(void) {
     for (int index = 0; index < THREADS; index++) CHECK(pthread_join(threads[index], NULL) == 0);
     for (int index = 0; index + 1 < BLOCKS; index++) OK(gpumem_free(blocks[index]));
     OK(gpumem_captures_destroy(captures));
+    OK(gpumem_spillable_free(spillable));
     OK(gpumem_holder_unregister(holder));
     OK(gpumem_scope_end(scope, NULL));
     OK(gpumem_stream_destroy(stream));
