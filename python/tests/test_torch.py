@@ -119,6 +119,25 @@ class FunctionsTest(unittest.TestCase):
         self.assertEqual(self.in_use(), 0)
         self.assertIsNone(self.alloc(0))
 
+    def test_a_part_sleeps_between_steps(self):
+        part = self.pool.part("optimizer")
+        addresses = []
+        for step in range(3):
+            part.wake()
+            with self.module.part("optimizer", "cuda:0"):
+                if step == 0:
+                    addresses = [self.alloc(3 * MIB) for _ in range(2)]
+                self.free(self.alloc(2 * MIB))
+            part.sleep()
+            self.assertEqual(part.status().reserved_bytes, 0)
+            self.assertGreaterEqual(part.status().asleep_bytes, 6 * MIB)
+            # The next forward pass has the memory.
+            self.free(self.alloc(16 * MIB))
+        part.wake()
+        self.assertEqual(part.status().in_use_bytes, 6 * MIB)
+        for address in addresses:
+            self.free(address)
+
     def test_a_part_sleeps_apart(self):
         with self.module.part("weights", "cuda:0") as weights:
             kept = self.alloc(6 * MIB)
@@ -314,6 +333,34 @@ class ProgramsTest(unittest.TestCase):
             "assert torch.ones(700 << 20, dtype=torch.uint8, device='cuda')[-1].item() == 1\n"
         )
         self.assertIn("the limit of 1.000 GiB refused 1.000 GiB", out)
+
+    def test_optimizer_state_sleeps_between_steps(self):
+        run(
+            "gpumem.torch.install()\n"
+            "def losses(sleeps):\n"
+            "    torch.manual_seed(1)\n"
+            "    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()\n"
+            "    adam = torch.optim.Adam(model.parameters(), lr=1e-4)\n"
+            "    state, found, held = gpumem.torch.memory_pool().part('optimizer'), [], []\n"
+            "    for step in range(4):\n"
+            "        loss = model(torch.randn(64, 2048, device='cuda')).square().mean()\n"
+            "        loss.backward()\n"
+            "        state.wake()\n"
+            "        with gpumem.torch.part('optimizer'):\n"
+            "            adam.step()\n"
+            "        adam.zero_grad()\n"
+            "        if sleeps:\n"
+            "            torch.cuda.synchronize()\n"
+            "            state.sleep()\n"
+            "        found.append(loss.item())\n"
+            "        held.append(state.status().reserved_bytes)\n"
+            "    state.wake()\n"
+            "    return found, held\n"
+            "plain, held = losses(False)\n"
+            "assert all(size >= 128 << 20 for size in held), held\n"
+            "slept, held = losses(True)\n"
+            "assert plain == slept and not any(held), (plain, slept, held)\n"
+        )
 
     def test_parts_sleep_apart_from_the_rest(self):
         run(
