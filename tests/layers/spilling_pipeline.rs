@@ -268,6 +268,9 @@ fn parts_sleep_while_their_arrays_are_away() {
         let status = status(pool);
         assert!(status.private_pools.iter().map(|part| part.in_use_bytes).sum::<u64>() <= LIMIT_BYTES);
         assert!(status.spilled_host_bytes <= 64 << 20, "{status:#}");
+        // One arena, whose limit is that of all.
+        let arenas = Pool::list(gpu.device()).into_iter().filter(|pool| pool.name == "spilled");
+        assert_eq!(arenas.map(|arena| arena.hard_limit_bytes).collect::<Vec<_>>(), [Some(64 << 20)]);
     });
 }
 
