@@ -8,6 +8,7 @@ use gpumem_tests::array::{ArrayError, Gpu, GpuArray};
 use gpumem_tests::for_each_seed;
 use gpumem_tests::pool::{BackendKind, Device, Keep, Pool, PoolBuilder, Spill, Status};
 use gpumem_tests::sys::Driver;
+use std::io::Write;
 use std::panic::AssertUnwindSafe;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -187,7 +188,7 @@ fn checkpoints_are_saved_from_where_arrays_are() {
         drop(loaded);
         let all = checkpoint.load_all(&gpu).unwrap();
         save(&path, &all).unwrap();
-        assert_eq!(all.iter().count(), 20);
+        assert_eq!(all.len(), 20);
         drop(all);
         let again = Checkpoint::open(&path).unwrap();
         assert_eq!(again.load::<f32, Ix1>("layer 19", &gpu).unwrap().to_vec().unwrap(), vec![19.0; LEN]);
@@ -383,7 +384,7 @@ fn a_process_ends_while_arrays_are_away() {
     let gpu = spilling(&simulated());
     let mut arrays = vectors(&gpu, 12);
     assert!(status(gpu.pool()).spilled_bytes > 0);
-    println!("leaves {} arrays", arrays.len());
+    writeln!(std::io::stdout(), "leaves {} arrays", arrays.len()).unwrap();
     std::mem::forget(arrays.split_off(9));
     ALSO_KEPT.with(|kept| kept.borrow_mut().extend(arrays.split_off(5)));
     // Copies to the host may still run.

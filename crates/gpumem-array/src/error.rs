@@ -237,9 +237,11 @@ impl ArrayError {
     ///
     /// ```
     /// use gpumem_array::{ArrayError, GpuArray};
+    /// use std::panic::{AssertUnwindSafe, catch_unwind};
+    ///
     /// # let gpu = gpumem_array::example_gpu()?;
     /// let (x, y) = (GpuArray::<f32, _>::zeros(&gpu, 100)?, GpuArray::<f32, _>::zeros(&gpu, 200)?);
-    /// let payload = std::panic::catch_unwind(|| &x + &y).unwrap_err();
+    /// let payload = catch_unwind(AssertUnwindSafe(|| &x + &y)).unwrap_err();
     /// assert!(matches!(ArrayError::of_panic(&*payload), Some(ArrayError::Shape { .. })));
     /// # Ok::<(), ArrayError>(())
     /// ```
