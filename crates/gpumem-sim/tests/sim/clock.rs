@@ -25,6 +25,21 @@ fn a_copy_takes_as_long_as_on_the_device_it_was_measured_on() {
     assert!((50.0..56.0).contains(&gb_per_s), "{gb_per_s}");
 }
 
+/// The link works in both directions at once.
+#[test]
+fn copies_in_both_directions_overlap() {
+    let gpu = machine(SimConfig::new().memory_bytes(4 << 30));
+    let (up, down) = (gpu.stream(), gpu.stream());
+    let (from, to, device) = (gpu.pinned(64 << 20), gpu.pinned(64 << 20), gpu.alloc(128 << 20));
+    let elapsed_ms = elapsed_ms(&gpu, up, || {
+        gpu.upload_from(up, device, from.as_ptr().cast(), 64 << 20);
+        gpu.download_to(down, to, device + (64 << 20));
+        gpu.order(down, up);
+    });
+    // One of them takes 1.21 ms.
+    assert!((1.2..1.4).contains(&elapsed_ms), "{elapsed_ms}");
+}
+
 #[test]
 fn a_wait_carries_the_time_over_and_pending_events_have_none() {
     let mut pending = 0;
