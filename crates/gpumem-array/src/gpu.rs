@@ -23,7 +23,9 @@ use downloads::Downloads;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::CUdevice_attribute;
-use gpumem_pool::{CaptureError, Device, DeviceError, MemoryKind, Pool, PoolError, Stream, not_forked};
+use gpumem_pool::{
+    CaptureError, Device, DeviceError, MemoryKind, Pool, PoolError, SpillableBlock, Stream, not_forked,
+};
 use pools::{GpuPools, IdleStream};
 use recording::CaptureRecording;
 use stage::{Stage, Stages};
@@ -181,6 +183,7 @@ impl Gpu {
     pub fn with_stream(pool: &Pool, stream: &Stream) -> Result<Self, ArrayError> {
         not_forked()?;
         check_device(pool.device(), stream.device())?;
+        SpillableBlock::expect_in(pool);
         let transfers = Arc::<TransferCounters>::default();
         let shared = Shared {
             library: Library::of(pool.device()),

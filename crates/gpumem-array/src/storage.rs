@@ -44,8 +44,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::sys::{DriverError, fork};
 use gpumem_pool::{
-    Block, Device, DeviceError, GrowableBlock, LentMemory, Location, MemoryKind, MemoryRange, PoolError,
-    SpillPin, SpillableBlock, Stream, StreamPoint, Unsupported, not_forked,
+    Block, Device, DeviceError, GrowableBlock, KeptBy, LentMemory, Location, MemoryKind, MemoryRange,
+    PoolError, SpillPin, SpillableBlock, Stream, StreamPoint, Unsupported, not_forked,
 };
 use memory::StorageMemory;
 use pattern::Pattern;
@@ -304,16 +304,16 @@ impl<'a> Use<'a> {
     /// streams wait for all work that is on the stream when they wait. False if the work becomes part of a graph, which then keeps the
     /// memory.
     ///
-    /// With `keeps_awake`, the pool does not sleep until then, or until the array is dropped.
+    /// Memory that spills stays until then, and reports name the holder. With `keeps_awake`, the pool does not sleep until then, or until the array is dropped.
     ///
     /// The stream has been ordered ([`Use::order_on`]).
     pub(crate) fn begin_foreign(
         self,
         stream: &Stream,
         recording: Option<&CaptureRecording>,
-        keeps_awake: bool,
+        (holder, keeps_awake): (KeptBy, bool),
     ) -> Result<bool, ArrayError> {
-        let mut pinned = self.storage.pin(recording.is_none().then_some(stream))?;
+        let mut pinned = self.storage.pin(recording.is_none().then_some(stream), holder)?;
         let lent = || keeps_awake.then(|| stream.device().lend(self.memory()));
         let mut is_noted = false;
         let begun = stream.queue_work([self.memory()], |_| {
@@ -666,15 +666,19 @@ impl ArrayStorage {
     }
 
     /// Keeps the memory at its address until the result is dropped, and makes the stream wait for its contents.
-    pub(crate) fn pin(&self, stream: Option<&Stream>) -> Result<Option<SpillPin>, ArrayError> {
-        Ok(self.memory.spillable().map(|block| block.pin(stream)).transpose()?)
+    pub(crate) fn pin(
+        &self,
+        stream: Option<&Stream>,
+        holder: KeptBy,
+    ) -> Result<Option<SpillPin>, ArrayError> {
+        Ok(self.memory.spillable().map(|block| block.pin(stream, holder)).transpose()?)
     }
 
     /// The address, which the memory keeps from now on; 0 if there is no memory, or not enough for its return. The stream of `gpu` waits for
     /// the contents.
     pub(crate) fn fixed_address(&self, gpu: &Gpu) -> u64 {
         // A captured wait would become part of each launch.
-        match self.pin(gpu.recording().is_none().then(|| gpu.stream())) {
+        match self.pin(gpu.recording().is_none().then(|| gpu.stream()), KeptBy::Address) {
             Ok(pinned) => {
                 pinned.into_iter().for_each(SpillPin::for_good);
                 self.current()
@@ -1304,7 +1308,7 @@ pub(crate) fn run_borrowed(
     let (stream, storage) = (gpu.stream(), one.storage);
     let _bound = gpu.device().bind()?;
     // The copy ends in this call, so memory that spills can be held for it.
-    let _pinned = storage.pin(Some(stream))?;
+    let _pinned = storage.pin(Some(stream), KeptBy::HostCopy)?;
     let queued = stream.run_borrowed(operation, [one.memory()], |raw| {
         let queued = queue(raw, Placed(()));
         storage.note_spillable(stream, one.access);

@@ -360,6 +360,42 @@ typedef struct gpumem_status {
    Bytes copied back, at the next use or ahead of it.
    */
   uint64_t spilled_up_bytes;
+  /*
+   The number of arrays whose contents are on the host alone.
+   */
+  uint64_t spilled_array_count;
+  /*
+   Bytes of arrays that a repetition of the program's loop needs at once. `UINT64_MAX` if there is none.
+   */
+  uint64_t spill_needed_bytes;
+  /*
+   Bytes of arrays that were in device memory at once in such a repetition. `UINT64_MAX` if there is none.
+   */
+  uint64_t spill_room_bytes;
+  /*
+   Bytes that each such repetition has to copy at least, in both directions. `UINT64_MAX` if there is none.
+   */
+  uint64_t spill_least_bytes;
+  /*
+   The least time of the copies of such a repetition, in nanoseconds, at the measured rates. `UINT64_MAX` if there is none.
+   */
+  uint64_t spill_least_time_ns;
+  /*
+   The rate of the copies to the host so far, in bytes per second, as measured by the device. `UINT64_MAX` if there is none.
+   */
+  uint64_t spilled_down_rate;
+  /*
+   The rate of the copies from the host so far, in bytes per second, as measured by the device. `UINT64_MAX` if there is none.
+   */
+  uint64_t spilled_up_rate;
+  /*
+   Bytes that made room without a copy, because the host had the contents.
+   */
+  uint64_t spill_avoided_bytes;
+  /*
+   The time that streams waited on the device for copies of contents; in C and Python, in nanoseconds.
+   */
+  uint64_t spill_wait_time;
 } gpumem_status;
 
 #ifdef __cplusplus

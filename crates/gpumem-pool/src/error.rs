@@ -13,7 +13,8 @@ mod unsupported;
 pub use bad_argument::BadArgument;
 pub use no_room::NoRoom;
 pub use out_of_memory::{
-    Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
+    Advice, Attempt, Growth, Holder, KeptArrays, KeptBy, OutOfMemory, ProcessUsage, RefusedBy, SpillReport,
+    UnfinishedStream,
 };
 pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, PoolFacts, Sample};
 pub use pool_usage::PoolUsage;

@@ -44,6 +44,22 @@ macro_rules! figures {
                 spilled_bytes: u64, c 20;
                 /// The pinned host memory for such contents. It stays for the next.
                 spilled_host_bytes: u64;
+                /// The number of arrays whose contents are on the host alone.
+                spilled_array_count: u64, c 24;
+                /// Bytes of arrays that a repetition of the program's loop needs at once. `None` if the pool has moved nothing, or recognises no
+                /// loop. Arrays count if the repetition has used them, or if they are new, which includes temporary ones.
+                spill_needed_bytes: Option<u64>, c 25;
+                /// Bytes of arrays that were in device memory at once in such a repetition.
+                spill_room_bytes: Option<u64>, c 26;
+                /// Bytes that each such repetition has to copy at least, in both directions. What is needed beyond the memory comes back, and
+                /// what of it is written goes to the host.
+                spill_least_bytes: Option<u64>, c 27;
+                /// The least time of the copies of such a repetition, in nanoseconds, at the measured rates. Copies in both directions run at once.
+                spill_least_time_ns: Option<u64>, c 28;
+                /// The rate of the copies to the host so far, in bytes per second, as measured by the device.
+                spilled_down_rate: Option<u64>, c 29;
+                /// The rate of the copies from the host so far, in bytes per second, as measured by the device.
+                spilled_up_rate: Option<u64>, c 30;
                 /// The peak of memory in use. It is that of all time, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
                 ///
                 /// It is exact on `native` and `none`, and an upper bound on `caching`: the memory that its heap has allocated, which never
@@ -103,12 +119,18 @@ macro_rules! figures {
                 spilled_down_bytes: bytes, c 22;
                 /// Bytes copied back, at the next use or ahead of it.
                 spilled_up_bytes: bytes, c 23;
+                /// Bytes that made room without a copy, because the host had the contents.
+                spill_avoided_bytes: bytes, c 31;
+                /// The time that streams waited on the device for copies of contents; in C and Python, in nanoseconds. It is measured by the
+                /// device, and added once a wait is over. Waits while streams capture are not part of it.
+                #[cfg_attr(feature = "serde", serde(rename = "spill_wait_seconds", serialize_with = "seconds"))]
+                spill_wait_time: time, c 32;
             }
             text {
                 "Memory pool requests: {refusal_count} refused, {slow_allocation_count} beyond the caches of threads";
                 "Memory pool driver calls: {driver_call_count} in {driver_call_time:.1?} ({trimmed_bytes} returned)";
                 "Memory pool waits: {inserted_wait_count} in streams, {host_wait_count} of the host in {host_wait_time:.1?}";
-                "Memory pool spills: {spill_count} arrays moved, {spilled_down_bytes} to the host, {spilled_up_bytes} back";
+                "Memory pool spills: {spill_count} arrays moved, {spilled_down_bytes} to the host ({spill_avoided_bytes} without a copy), {spilled_up_bytes} back, waited {spill_wait_time:.1?}";
             }
         }
     };

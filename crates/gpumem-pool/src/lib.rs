@@ -97,8 +97,8 @@ pub use config::{
     Profile, Spill, SpillNeighbour, VARIABLES, conf,
 };
 pub use error::{
-    Advice, Attempt, BadArgument, Growth, Holder, NoRoom, OutOfMemory, PoolError, PoolUsage, ProcessUsage,
-    RefusedBy, RequestOrigin, UnfinishedStream, Unsupported,
+    Advice, Attempt, BadArgument, Growth, Holder, KeptArrays, KeptBy, NoRoom, OutOfMemory, PoolError,
+    PoolUsage, ProcessUsage, RefusedBy, RequestOrigin, SpillReport, UnfinishedStream, Unsupported,
 };
 pub use figures::{PoolCounters, StepCounters};
 #[cfg(gpumem_planted_bugs)]

@@ -32,7 +32,7 @@ pub use current::CurrentPool;
 pub use frames::ScopeUsage;
 pub(crate) use graph_memory::GraphMemory;
 pub use growable::GrowableBlock;
-pub(crate) use observer::{Observer, Witness};
+pub(crate) use observer::{MoveKind, Observer, SpillMove, Witness};
 pub use room::{Reservation, Room, RoomFuture};
 pub use scope::{Scope, Tag};
 #[cfg(all(feature = "ipc", target_os = "linux"))]
@@ -988,6 +988,7 @@ impl Pool {
         let unfreed_bytes = reserved.map_or(0, |reserved| reserved.unfreed_bytes);
         let other_libraries_bytes = report::other_libraries_bytes(state)?;
         let used_bytes = counts.in_use_bytes.saturating_add(other_libraries_bytes);
+        let spilled = state.spiller().map(|spiller| spiller.figures()).unwrap_or_default();
         Ok(Status {
             id: name.id,
             name: name.as_str().into(),
@@ -1004,8 +1005,17 @@ impl Pool {
             cached_bytes: reserved_bytes.saturating_sub(used_bytes).saturating_sub(unfreed_bytes),
             asleep_bytes: reserved.map_or(0, |reserved| reserved.asleep_bytes),
             asleep_host_bytes: reserved.map_or(0, |reserved| reserved.on_host_bytes),
-            spilled_bytes: state.spiller().map_or(0, |spiller| spiller.away_bytes()),
-            spilled_host_bytes: state.spiller().map_or(0, |spiller| spiller.host_bytes()),
+            spilled_bytes: spilled.away_bytes,
+            spilled_array_count: spilled.away_count,
+            spilled_host_bytes: spilled.host_bytes,
+            spill_needed_bytes: spilled.repetition.map(|one| one.needed_bytes),
+            spill_room_bytes: spilled.repetition.map(|one| one.room_bytes),
+            spill_least_bytes: spilled
+                .repetition
+                .map(|one| one.least_up_bytes.saturating_add(one.least_down_bytes)),
+            spill_least_time_ns: spilled.least_time_ns(),
+            spilled_down_rate: spilled.down_rate,
+            spilled_up_rate: spilled.up_rate,
             in_use_peak_bytes: counts.in_use_peak_bytes,
             reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),

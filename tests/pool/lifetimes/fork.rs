@@ -307,7 +307,7 @@ const PLAIN_DROPS: &[(&str, &str)] = &[
     ),
     (
         "guards within a call that a child is refused",
-        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::BudgetShare turn::Turn workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
+        "biased_lock::Revoked biased_lock::Word spin_mutex::Hint blocks::LockedShard sleep_state::SleepChange calls::Closed calls::Call handles::Using limit::BudgetShare block::Settled turn::Turn workers::Burst workers::Copying staging::RingPlace host_memory::Mended",
     ),
     (
         "a call that the driver refuses",

@@ -16,7 +16,7 @@ use crate::layout::{ElementOrder, Layout};
 use crate::storage::Access;
 use crate::storage::{ArrayStorage, Use};
 use core::fmt;
-use gpumem_pool::{Block, CaptureError, DeviceError, MemoryKind, PoolError, Stream};
+use gpumem_pool::{Block, CaptureError, DeviceError, KeptBy, MemoryKind, PoolError, Stream};
 use ndarray::{Dimension, IntoDimension};
 
 /// A stream on which another library uses arrays: a [`Stream`], or the stream of a [`Gpu`] or a capture.
@@ -81,7 +81,7 @@ impl<'a> OpenUse<'a> {
         let (stream, recording) = (on.stream(), on.capture().0);
         check_device(stream.device(), array.storage().device())?;
         array.order_on(stream, recording, operation)?;
-        let is_recorded = array.begin_foreign(stream, recording, true)?;
+        let is_recorded = array.begin_foreign(stream, recording, (KeptBy::Guard, true))?;
         Ok(Self { array, stream, is_recorded })
     }
 }
@@ -309,18 +309,18 @@ pub(crate) fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), Array
     }
 }
 
-/// Orders a stream for any use of a whole array by another library, until [`Use::end_foreign`]. For `keeps_awake` see
+/// Orders a stream for any use of a whole array by another library, until [`Use::end_foreign`]. For `held` see
 /// [`Use::begin_foreign`].
 #[cfg(any(feature = "cudarc", feature = "dlpack"))]
 pub(crate) fn lend_to(
     storage: &ArrayStorage,
     stream: &Stream,
     operation: &'static str,
-    keeps_awake: bool,
+    held: (KeptBy, bool),
 ) -> Result<(), ArrayError> {
     check_device(stream.device(), storage.device())?;
     let whole = Use::whole(storage, Access::Write);
     whole.order_on(stream, None, operation)?;
-    whole.begin_foreign(stream, None, keeps_awake)?;
+    whole.begin_foreign(stream, None, held)?;
     Ok(())
 }

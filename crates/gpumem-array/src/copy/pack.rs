@@ -20,7 +20,7 @@ use core::marker::PhantomData;
 use core::time::Duration;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::text::debug_fields;
-use gpumem_pool::{Block, MemoryKind, MemoryRange, SpillPin, StreamPoint, not_forked};
+use gpumem_pool::{Block, KeptBy, MemoryKind, MemoryRange, SpillPin, StreamPoint, not_forked};
 use ndarray::{Array, ArrayView, Dimension, Ix1};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -258,7 +258,7 @@ impl<'a> Pack<'a> {
             }
             false => {
                 let (storage, _) = GpuArray::<T, D, K>::unwritten(place, layout.clone())?.into_parts();
-                let pinned = storage.pin(None)?;
+                let pinned = storage.pin(None, KeptBy::HostCopy)?;
                 (storage.pinned_address(), PartMemory::Other { storage: Box::new(storage), _pinned: pinned })
             }
         };

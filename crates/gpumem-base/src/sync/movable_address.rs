@@ -6,20 +6,21 @@
 
 use super::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// An address that may change, with the holders that keep it.
+/// An address that may change, with the holders that keep it, of several kinds.
 #[derive(Debug)]
-pub struct MovableAddress {
+pub struct MovableAddress<const KINDS: usize> {
     /// 0 while the contents are away. It stays until all calls have ended that found it open.
     address: AtomicU64,
     is_open: AtomicBool,
-    /// The number of holders.
-    pins: AtomicU32,
+    /// The numbers of holders, by kind.
+    pins: [AtomicU32; KINDS],
 }
 
-impl MovableAddress {
+impl<const KINDS: usize> MovableAddress<KINDS> {
     /// An open address.
     pub fn new(address: u64) -> Self {
-        Self { address: AtomicU64::new(address), is_open: AtomicBool::new(true), pins: AtomicU32::new(0) }
+        let pins = core::array::from_fn(|_| AtomicU32::new(0));
+        Self { address: AtomicU64::new(address), is_open: AtomicBool::new(true), pins }
     }
 
     /// The address: valid in a call that has found it open, and for a holder that was there before the contents moved.
@@ -55,18 +56,27 @@ impl MovableAddress {
         self.open();
     }
 
-    /// Adds a holder. It counts for who moves contents after this call; the holder then waits for who moves them now.
-    pub fn pin(&self) {
-        self.pins.fetch_add(1, Ordering::SeqCst);
+    /// Adds a holder of a kind. It counts for who moves contents after this call; the holder then waits for who moves them now.
+    pub fn pin(&self, kind: usize) {
+        if let Some(count) = self.pins.get(kind) {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// Ends a holder.
-    pub fn unpin(&self) {
-        self.pins.fetch_sub(1, Ordering::SeqCst);
+    pub fn unpin(&self, kind: usize) {
+        if let Some(count) = self.pins.get(kind) {
+            count.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The first kind of which there are holders.
+    pub fn holder(&self) -> Option<usize> {
+        self.pins.iter().position(|count| count.load(Ordering::SeqCst) > 0)
     }
 
     /// True if there are holders.
     pub fn is_pinned(&self) -> bool {
-        self.pins.load(Ordering::SeqCst) > 0
+        self.holder().is_some()
     }
 }

@@ -8,7 +8,7 @@ use loom::thread;
 
 /// Two places for the contents. Loom detects an access to a place while the contents move.
 struct Contents {
-    address: MovableAddress,
+    address: MovableAddress<2>,
     places: [UnsafeCell<u32>; 2],
     calls: AtomicU32,
     turn: Mutex<()>,
@@ -56,10 +56,10 @@ impl Contents {
 
     /// Holds the address, outside of calls.
     fn hold(&self) {
-        self.address.pin();
+        self.address.pin(1);
         drop(self.turn.lock().unwrap());
         self.read();
-        self.address.unpin();
+        self.address.unpin(1);
     }
 
     /// Moves the contents to the other place. False if they stay.

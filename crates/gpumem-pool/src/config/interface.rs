@@ -89,6 +89,8 @@ const NAMES: &[[&str; 3]] = &[
     ["PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit",
         "gpumem_pool_options.hard_limit_bytes or gpumem_pool_set_hard_limit", "hard_limit= of {create} or {pool}.set_hard_limit"],
     ["PoolBuilder::hard_limit", "gpumem_pool_options.hard_limit_bytes", "hard_limit= of {create}"],
+    ["PoolBuilder::spill(Spill::to_host(..)) or GPUMEM_SPILL=host:64GiB", "`spill` in gpumem_pool_options.conf or GPUMEM_SPILL=host:64GiB",
+        "`spill` in conf= of {create} or GPUMEM_SPILL=host:64GiB"],
     ["PoolBuilder::conf", "gpumem_pool_options.conf", "conf= of {create}"],
     ["PoolBuilder::backend", "`backend` in gpumem_pool_options.conf", "`backend` in conf= of {create}"],
     ["PoolBuilder::profile", "`profile` in gpumem_pool_options.conf", "`profile` in conf= of {create}"],

@@ -4,6 +4,7 @@ mod advice;
 mod growth;
 #[cfg(feature = "serde")]
 mod json;
+mod spilling;
 mod table;
 mod words;
 
@@ -20,6 +21,7 @@ pub use gpumem_sys::ProcessUsage;
 use gpumem_sys::text::{Shown, debug_is_display};
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
+pub use spilling::{KeptArrays, KeptBy, SpillReport};
 use std::path::PathBuf;
 
 /// The state of the pool and the device when a request was refused, after all attempts to make room.
@@ -137,6 +139,12 @@ pub struct OutOfMemory {
     pub unfinished: Vec<UnfinishedStream>,
     /// The largest holders by tag; untagged blocks are excluded.
     pub holders: Vec<Holder>,
+    /// What has moved to the host for the request, and what stayed and why, if the pool spills
+    /// ([`PoolBuilder::spill`](crate::PoolBuilder::spill)).
+    pub spilling: Option<SpillReport>,
+    /// Memory in use that may be of arrays, which could have moved to the host if the pool spilled: an upper bound, because without spilling
+    /// a pool does not know which of its blocks are arrays, and which of these are idle. 0 if the pool spills, or has no arrays.
+    pub unspilled_bytes_max: u64,
     /// The growth of memory in use, if it resembles a leak.
     pub growth: Option<Growth>,
     /// The file with the last events of the program, if the pool has a flight recorder
@@ -301,6 +309,9 @@ impl fmt::Display for OutOfMemory {
         }
         if let Some(more) = self.unfinished.len().checked_sub(UNFINISHED_SHOWN).filter(|more| *more > 0) {
             write!(f, "\n  and for {more} more streams")?;
+        }
+        if let Some(advice) = self.spill_text() {
+            write!(f, "\n  {advice}")?;
         }
         if let Some(growth) = &self.growth {
             write!(f, "\n  {growth}")?;

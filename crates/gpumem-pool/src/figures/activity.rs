@@ -128,13 +128,17 @@ impl Tally {
     pub(crate) fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
+
+    pub(crate) fn add_time(&self, time: Duration) {
+        self.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
 }
 
 fn timed<R>(count: &Tally, time: &Tally, work: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = work();
     count.add(1);
-    time.add(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    time.add_time(start.elapsed());
     result
 }
 

@@ -1,6 +1,7 @@
 //! [`Spills`]: a holder of memory in use, which moves its contents to host memory for a request.
 
 use crate::config::PoolId;
+use crate::error::SpillReport;
 use core::any::Any;
 use std::collections::BTreeMap;
 
@@ -25,9 +26,47 @@ pub(crate) trait Spills: Any + Send + Sync {
     /// called in a call that queues work.
     fn bring_back_all(&self, tag: u16);
 
-    /// The bytes whose contents are on the host alone.
-    fn away_bytes(&self) -> u64;
+    /// What has moved, and what stays and why. `in_use_bytes` is the memory in use of the pool.
+    fn report(&self, in_use_bytes: u64) -> SpillReport;
 
+    /// The figures of what has moved, and of what the program's loop needs.
+    fn figures(&self) -> SpillFigures;
+}
+
+/// Figures of a pool that spills; see [`Status`](crate::Status).
+#[derive(Default)]
+pub(crate) struct SpillFigures {
+    /// The bytes whose contents are on the host alone, and their arrays.
+    pub(crate) away_bytes: u64,
+    pub(crate) away_count: u64,
     /// The host memory that is kept for contents.
-    fn host_bytes(&self) -> u64;
+    pub(crate) host_bytes: u64,
+    pub(crate) repetition: Option<Repetition>,
+    /// The bytes per second of copies, once they were measured.
+    pub(crate) down_rate: Option<u64>,
+    pub(crate) up_rate: Option<u64>,
+}
+
+/// One repetition of a program's loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Repetition {
+    /// The bytes of arrays that it needs at once.
+    pub(crate) needed_bytes: u64,
+    /// The bytes of arrays that were in device memory at once.
+    pub(crate) room_bytes: u64,
+    /// The bytes that have to come back, and to leave by a copy, at least.
+    pub(crate) least_up_bytes: u64,
+    pub(crate) least_down_bytes: u64,
+}
+
+impl SpillFigures {
+    /// The least time of the copies of a repetition; `None` until the rates of its directions are known.
+    pub(crate) fn least_time_ns(&self) -> Option<u64> {
+        let Repetition { least_up_bytes, least_down_bytes, .. } = self.repetition?;
+        let time_ns = |bytes: u64, rate: Option<u64>| match bytes {
+            0 => Some(0),
+            _ => Some((bytes as f64 / rate? as f64 * 1e9) as u64),
+        };
+        Some(time_ns(least_up_bytes, self.up_rate)?.max(time_ns(least_down_bytes, self.down_rate)?))
+    }
 }

@@ -6,13 +6,17 @@
 //! | warn | a request was refused, with its report |
 //! | info | a call has returned memory to the driver |
 //! | debug | a step to make room for a request has gained memory or served it |
+//! | debug | an array has moved to the host or back; arrays could not make room, with the reasons |
 //! | trace | an allocation that no thread cache served |
 //!
 //! All events have the target `gpumem_pool` and the field `pool`. No lock is held during an event, so a subscriber may use the pool. An
 //! allocation from a thread cache, or a free to one, produces no event.
 
-use crate::error::{Attempt, PoolError};
+use crate::error::{Attempt, PoolError, SpillReport};
 use crate::pool::hub::Hub;
+#[cfg(feature = "tracing")]
+use crate::pool::observer::MoveKind;
+use crate::pool::observer::SpillMove;
 use gpumem_device::Stream;
 #[cfg(feature = "tracing")]
 use gpumem_device::internal::catch_panic;
@@ -50,6 +54,30 @@ pub(super) fn released(hub: &Hub, released_bytes: u64) {
     event!(info, hub, released_bytes, "memory returned to the driver");
 }
 
+#[cfg(feature = "tracing")]
+pub(super) fn moved(hub: &Hub, moved: &SpillMove) {
+    let SpillMove { kind, size_bytes, stream, tag, .. } = *moved;
+    let (stream, tag) = (stream.as_u64(), hub.tags.names.get(tag));
+    let tag = tag.as_deref();
+    match kind {
+        MoveKind::Out { is_copied } => {
+            event!(debug, hub, size_bytes, stream, tag, is_copied, "array moved to the host");
+        }
+        MoveKind::Back { is_early } => {
+            event!(debug, hub, size_bytes, stream, tag, is_early, "array moved back to the device");
+        }
+    }
+}
+
+/// A request found nothing to move. `report` is read only for a subscriber.
+#[cfg(feature = "tracing")]
+pub(super) fn nothing_moved(hub: &Hub, requested_bytes: u64, report: impl FnOnce() -> SpillReport) {
+    if tracing::enabled!(target: "gpumem_pool", tracing::Level::DEBUG) {
+        let SpillReport { away_bytes, kept, other_bytes, .. } = report();
+        event!(debug, hub, requested_bytes, away_bytes, ?kept, other_bytes, "no array could make room");
+    }
+}
+
 /// This runs in a drop, and a subscriber may panic.
 #[cfg(feature = "tracing")]
 pub(super) fn poisoned(hub: &Hub, error: &PoolError) {
@@ -68,6 +96,12 @@ pub(super) fn refusal(_: &Hub, _: &PoolError) {}
 
 #[cfg(not(feature = "tracing"))]
 pub(super) fn released(_: &Hub, _: u64) {}
+
+#[cfg(not(feature = "tracing"))]
+pub(super) fn moved(_: &Hub, _: &SpillMove) {}
+
+#[cfg(not(feature = "tracing"))]
+pub(super) fn nothing_moved(_: &Hub, _: u64, _: impl FnOnce() -> SpillReport) {}
 
 #[cfg(not(feature = "tracing"))]
 pub(super) fn poisoned(_: &Hub, _: &PoolError) {}

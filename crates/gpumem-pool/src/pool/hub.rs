@@ -11,7 +11,7 @@ use crate::pool::observer::{Observer, Witness};
 use crate::pool::rooms::Rooms;
 use crate::pool::sleep_state::SleepState;
 use crate::stats::Tags;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_base::sync::{Lifetime, Lock};
 use gpumem_device::internal::{Clocks, RESET, not_forked};
 use gpumem_device::{Device, DeviceError, Stream};
@@ -52,6 +52,8 @@ pub(crate) struct Hub {
     pub(crate) sleep_state: SleepState,
     /// Set once, by the pool, if it spills.
     spiller: OnceLock<Arc<dyn Spills>>,
+    /// True if arrays of this pool may exist.
+    pub(crate) has_arrays: AtomicBool,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) lifetime: Lifetime,
 }
@@ -88,6 +90,7 @@ impl Hub {
             poison: OnceLock::new(),
             sleep_state: SleepState::default(),
             spiller: OnceLock::new(),
+            has_arrays: AtomicBool::new(false),
             rooms: Arc::default(),
             lifetime: Lifetime::new(),
             setup,

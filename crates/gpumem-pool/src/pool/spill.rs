@@ -24,19 +24,21 @@
 mod block;
 mod neighbour;
 mod plan;
+mod timing;
 mod turn;
 
 pub use block::{Settled, SpillPin, SpillableBlock};
 
 use crate::backend::MemorySource;
 use crate::config::{MemoryKind, PoolId, Spill};
-use crate::error::PoolError;
+use crate::error::{KeptBy, PoolError, SpillReport};
 use crate::figures::ActivityCounters;
-use crate::limits::spills::Spills;
+use crate::limits::spills::{SpillFigures, Spills};
 use crate::limits::{LimitNode, WeakList};
 use crate::pool::Pool;
 use crate::pool::block::Block;
 use crate::pool::hub::Hub;
+use crate::pool::observer::MoveKind;
 use crate::pool::request::ahead::ahead_of_use;
 use crate::pool::rooms::Rooms;
 use block::{CopyState, Movable};
@@ -49,6 +51,7 @@ use neighbour::NeighbourMemory;
 use plan::{SpillPlan, SpillUse};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
+use timing::Timings;
 use turn::{Turn, Turns};
 
 /// Moves the contents of one pool's spillable blocks.
@@ -65,6 +68,7 @@ pub(crate) struct Spiller {
     /// The limits that the pool's memory counts against.
     limits: Arc<LimitNode>,
     activity: Arc<ActivityCounters>,
+    timings: Timings,
     rooms: Arc<Rooms>,
     /// For copies to the host, for copies from it, and for frees: of contents that the host has, and of those that are on the way there.
     /// Created at the first move.
@@ -75,12 +79,13 @@ pub(crate) struct Spiller {
     is_active: AtomicBool,
     plan: Lock<SpillPlan>,
     blocks: Lock<BTreeMap<u64, Weak<Movable>>>,
-    away_bytes: AtomicU64,
     /// In a turn: contents return ahead of their use, and make room by dropping contents that the host has, which are not expected within
     /// as many operations; 0 in other turns.
     early_distance: AtomicU64,
     /// In a turn: contents are about to return, and room is made for them.
     is_returning: AtomicBool,
+    /// True if the host has refused memory for the last contents that needed some.
+    is_host_short: AtomicBool,
 }
 
 impl Spiller {
@@ -110,15 +115,16 @@ impl Spiller {
             host,
             limits: Arc::clone(&hub.limits.node),
             activity: Arc::clone(&hub.activity),
+            timings: Timings::new(device, &hub.activity),
             rooms: Arc::clone(&hub.rooms),
             streams: OnceLock::new(),
             turns: device.extension(Turns::default),
             is_active: AtomicBool::new(false),
             plan: Lock::default(),
             blocks: Lock::default(),
-            away_bytes: AtomicU64::new(0),
             early_distance: AtomicU64::new(0),
             is_returning: AtomicBool::new(false),
+            is_host_short: AtomicBool::new(false),
         });
         if let Some(neighbour) = &spiller.neighbour {
             neighbour.serve(&spiller);
@@ -177,7 +183,6 @@ impl Spiller {
                 block.open();
             }
         }
-        self.note_away();
         freed_bytes
     }
 
@@ -221,12 +226,16 @@ impl Spiller {
             return Ok(false);
         }
         let [down, _, saved, under_way] = self.streams()?;
-        match block.host_copy() {
-            CopyState::Complete => block.free_device_memory(saved)?,
-            CopyState::UnderWay => block.free_device_memory(under_way)?,
+        let (stream, is_copied) = match block.host_copy() {
             CopyState::Missing if !self.save(block, true)? => return Ok(false),
-            CopyState::Missing => block.free_device_memory(down)?,
-        }
+            CopyState::Missing => (down, true),
+            CopyState::UnderWay => (under_way, false),
+            CopyState::Complete => (saved, false),
+        };
+        let address = block.address();
+        block.free_device_memory(stream)?;
+        block.note_move(MoveKind::Out { is_copied }, address, stream);
+        self.activity.spill_avoided_bytes.add(if is_copied { 0 } else { block.size_bytes });
         self.activity.spill_count.add(1);
         Ok(true)
     }
@@ -246,12 +255,13 @@ impl Spiller {
             return Ok(false);
         }
         let host_memory = || self.host.alloc(block.size_bytes, down);
-        let saved = block.save(host_memory, down);
+        let mut saved = block.save(host_memory, down);
         if saved.is_err() && is_needed && self.drop_copies(|_| true) {
-            block.save(host_memory, down)?;
-        } else {
-            saved?;
+            saved = block.save(host_memory, down);
         }
+        let is_short = saved.as_ref().is_err_and(PoolError::is_want_of_memory);
+        self.is_host_short.store(is_short, Ordering::Relaxed);
+        saved?;
         self.activity.spilled_down_bytes.add(block.size_bytes);
         Ok(true)
     }
@@ -278,11 +288,16 @@ impl Spiller {
         near.release()
     }
 
-    /// True if the host has room for a copy of such a size, and, unless contents are about to return, for another one: what is away can
-    /// return only if something else can leave.
-    fn has_host_room(&self, size_bytes: u64, is_needed: bool) -> bool {
+    /// The host memory that has to be free for a copy of such a size: unless contents are about to return, as much again, because what is
+    /// away can return only if something else can leave.
+    fn host_bytes_for(&self, size_bytes: u64) -> u64 {
         let copies = if self.is_returning.load(Ordering::Relaxed) { 1 } else { 2 };
-        let needed_bytes = copies * size_bytes.max(self.plan.lock().largest_away_bytes());
+        copies * size_bytes.max(self.plan.lock().largest_away_bytes())
+    }
+
+    /// True if the host has room for a copy of such a size.
+    fn has_host_room(&self, size_bytes: u64, is_needed: bool) -> bool {
+        let needed_bytes = self.host_bytes_for(size_bytes);
         let fits =
             || self.host.0.backend.counts().in_use_bytes.saturating_add(needed_bytes) <= self.limit_bytes;
         let drop_and_fit = |which: fn(&Movable) -> bool| self.drop_copies(which) && fits();
@@ -312,14 +327,10 @@ impl Spiller {
         let returned = block.bring_back(up);
         self.is_returning.store(outer, Ordering::Relaxed);
         let copied_bytes = returned?;
+        block.note_move(MoveKind::Back { is_early }, block.address(), up);
         self.activity.spilled_up_bytes.add(copied_bytes);
         self.plan.lock().set_resident(block.number, true, is_early);
-        self.note_away();
         Ok(())
-    }
-
-    fn note_away(&self) {
-        self.away_bytes.store(self.plan.lock().away_bytes(), Ordering::Relaxed);
     }
 
     /// Records an operation that has been queued. Copies contents down that are expected to move out before their next use, and brings
@@ -382,7 +393,7 @@ impl Spills for Spiller {
     }
 
     fn bring_back_all(&self, tag: u16) {
-        if Spills::away_bytes(self) == 0
+        if self.plan.lock().largest_away_bytes() == 0
             || fork::is_child()
             || self.device.sleepers().check_not_in_call().is_err()
         {
@@ -438,12 +449,46 @@ impl Spills for Spiller {
         sums
     }
 
-    fn away_bytes(&self) -> u64 {
-        self.away_bytes.load(Ordering::Relaxed)
+    fn report(&self, in_use_bytes: u64) -> SpillReport {
+        let live: Vec<_> = self.blocks.lock().values().filter_map(Weak::upgrade).collect();
+        let host_in_use_bytes = self.host.0.backend.counts().in_use_bytes;
+        let mut report = SpillReport {
+            away_bytes: self.plan.lock().away().0,
+            host_limit_bytes: self.limit_bytes,
+            host_in_use_bytes,
+            ..SpillReport::default()
+        };
+        let turn = self.turns.own_number();
+        let of_operation = live.iter().filter(|block| block.is_protected_in(turn));
+        report.operation_bytes = of_operation.map(|block| block.size_bytes).sum();
+        for block in live.iter().filter(|block| !block.is_away()) {
+            let needed_bytes = self.host_bytes_for(block.size_bytes);
+            report.add(
+                match block.holder() {
+                    Some(holder) => holder,
+                    None if block.is_protected_in(turn) => KeptBy::Operation,
+                    None if block.has_copy() => KeptBy::Nothing,
+                    None if host_in_use_bytes.saturating_add(needed_bytes) > self.limit_bytes => {
+                        KeptBy::HostLimit
+                    }
+                    None if self.is_host_short.load(Ordering::Relaxed) => KeptBy::HostRefusal,
+                    None => KeptBy::Nothing,
+                },
+                block.size_bytes,
+            );
+        }
+        report.other_bytes = in_use_bytes.saturating_sub(report.kept_bytes());
+        report
     }
 
-    fn host_bytes(&self) -> u64 {
-        self.host.0.reserved_bytes().unwrap_or(0)
+    fn figures(&self) -> SpillFigures {
+        let ((away_bytes, away_count), repetition) = {
+            let plan = self.plan.lock();
+            (plan.away(), plan.repetition())
+        };
+        let [down_rate, up_rate] = self.timings.rates();
+        let host_bytes = self.host.0.reserved_bytes().unwrap_or(0);
+        SpillFigures { away_bytes, away_count, host_bytes, repetition, down_rate, up_rate }
     }
 }
 

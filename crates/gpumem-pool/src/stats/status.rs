@@ -4,6 +4,7 @@ use crate::config::{BackendKind, MemoryKind, PoolId};
 use crate::error::PoolUsage;
 use crate::figures::{PoolCounters, StepCounters, figures};
 use core::fmt;
+use core::time::Duration;
 use gpumem_device::{Bytes, StreamId};
 use gpumem_sys::text::{Shown, columns};
 
@@ -77,7 +78,7 @@ macro_rules! status {
             pub fn c_figures(&self) -> [u64; Self::C_FIGURES] {
                 let mut figures = [0; Self::C_FIGURES];
                 $($(figures[$position - 1] = Option::<u64>::from(self.$name).unwrap_or(u64::MAX);)?)+
-                $($(figures[$counted_position - 1] = self.counters.$counted;)?)+
+                $($(figures[$counted_position - 1] = self.counters.$counted.in_c();)?)+
                 figures
             }
 
@@ -107,6 +108,23 @@ macro_rules! status {
 }
 
 figures!(status);
+
+/// The form of a figure in C.
+trait InC {
+    fn in_c(&self) -> u64;
+}
+
+impl InC for u64 {
+    fn in_c(&self) -> u64 {
+        *self
+    }
+}
+
+impl InC for Duration {
+    fn in_c(&self) -> u64 {
+        u64::try_from(self.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
 
 /// The memory of one tag's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,6 +157,27 @@ pub struct StreamUsage {
     pub block_count: u64,
 }
 
+impl Status {
+    /// What the loop of the program needs, and the copies that this costs, if the pool knows a loop and it does not fit.
+    fn spill_prediction(&self) -> Option<String> {
+        let (needed_bytes, room_bytes) = (self.spill_needed_bytes?, self.spill_room_bytes?);
+        let least_bytes = self.spill_least_bytes.filter(|bytes| *bytes > 0 && room_bytes > 0)?;
+        let (needed, room) = (Bytes(needed_bytes), Bytes(room_bytes));
+        let times = needed_bytes as f64 / room_bytes as f64;
+        let rates = [self.spilled_up_rate, self.spilled_down_rate].map(|rate| rate.unwrap_or(0) as f64 / 1e9);
+        let cost = match self.spill_least_time_ns {
+            Some(least_ns) => format!(
+                "at least {:.1?} of copies a repetition, at {:.1} GB/s up and {:.1} down",
+                Duration::from_nanos(least_ns),
+                rates[0],
+                rates[1]
+            ),
+            None => format!("at least {} of copies a repetition", Bytes(least_bytes)),
+        };
+        Some(format!("Memory pool needs: {times:.2} x its room for arrays ({needed} of {room}), {cost}"))
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let share = match self.device_total_bytes {
@@ -158,6 +197,15 @@ impl fmt::Display for Status {
         if self.asleep_bytes > 0 {
             let (asleep, on_host) = (Bytes(self.asleep_bytes), Bytes(self.asleep_host_bytes));
             writeln!(f, "Memory pool asleep: {asleep} ({on_host} of host memory)")?;
+        }
+        if self.spilled_bytes > 0 {
+            let (spilled, on_host) = (Bytes(self.spilled_bytes), Bytes(self.spilled_host_bytes));
+            let arrays = if self.spilled_array_count == 1 { "array" } else { "arrays" };
+            let count = self.spilled_array_count;
+            writeln!(f, "Memory pool spilled: {spilled} in {count} {arrays} ({on_host} of host memory)")?;
+        }
+        if let Some(line) = self.spill_prediction() {
+            writeln!(f, "{line}")?;
         }
         if f.alternate() {
             let (in_use, reserved) = (Bytes(self.in_use_peak_bytes), Bytes(self.reserved_peak_bytes));
@@ -252,7 +300,6 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::time::Duration;
 
     fn status_in_use() -> Status {
         Status {

@@ -1,7 +1,7 @@
 //! [`RecordedEvent`]: a recorded event. [`Raw`]: its form in rings and files, a kind and four words.
 
-use crate::error::RefusedBy;
-use crate::pool::Figures;
+use crate::error::{KeptBy, RefusedBy};
+use crate::pool::{Figures, MoveKind, SpillMove};
 
 /// A recorded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,48 @@ pub enum What {
         tag: u32,
         /// The limit, device or adaptor that refused; `None` for a request that is larger than the device.
         by: Option<RefusedBy>,
+    },
+    /// The contents of an array were moved to the host to make room ([`PoolBuilder::spill`](crate::PoolBuilder::spill)). The free of its
+    /// block is an event of its own.
+    MovedOut {
+        /// The pool.
+        pool: u32,
+        /// The address that the array had.
+        address: u64,
+        /// The size.
+        size_bytes: u64,
+        /// The stream that its memory is freed on, behind the copy.
+        stream: u64,
+        /// The number of the tag, as in [`What::Alloc`].
+        tag: u32,
+        /// False if the host had the contents.
+        is_copied: bool,
+    },
+    /// The contents of an array were moved back. The allocation of its block is an event of its own.
+    MovedBack {
+        /// The pool.
+        pool: u32,
+        /// The new address.
+        address: u64,
+        /// The size.
+        size_bytes: u64,
+        /// The stream of the copy.
+        stream: u64,
+        /// The number of the tag, as in [`What::Alloc`].
+        tag: u32,
+        /// True if it moved ahead of its use.
+        is_early: bool,
+    },
+    /// Arrays that could not move for the refused request before, and the reason.
+    Kept {
+        /// The pool.
+        pool: u32,
+        /// The reason; `None` for memory that is not of arrays.
+        by: Option<KeptBy>,
+        /// The bytes.
+        bytes: u64,
+        /// The number of arrays; 0 for memory that is not of arrays.
+        array_count: u64,
     },
     /// The memory that a pool holds from the device. Pools of the backend `caching` record each change, at the next
     /// allocation; all pools record it when they refuse and when they end.
@@ -136,6 +178,9 @@ pub(super) enum EventKind {
     Refused = 10,
     Reserved = 11,
     InUse = 12,
+    MovedOut = 13,
+    MovedBack = 14,
+    Kept = 15,
 }
 
 /// An event without its time: address or event, size or other number, stream, and pool with tag. The value of a free is
@@ -161,6 +206,9 @@ impl EventKind {
             Self::Refused,
             Self::Reserved,
             Self::InUse,
+            Self::MovedOut,
+            Self::MovedBack,
+            Self::Kept,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -189,12 +237,31 @@ impl Raw {
         Self { kind: EventKind::InUse, words: [in_use_bytes, block_count, 0, u64::from(pool)] }
     }
 
+    /// `whose` contains the pool and the tag of the array.
+    pub(super) fn moved(whose: u64, moved: &SpillMove) -> Self {
+        let (kind, flag) = match moved.kind {
+            MoveKind::Out { is_copied } => (EventKind::MovedOut, is_copied),
+            MoveKind::Back { is_early } => (EventKind::MovedBack, is_early),
+        };
+        let value = moved.size_bytes << 1 | u64::from(flag);
+        Self { kind, words: [moved.address, value, moved.stream.as_u64(), whose] }
+    }
+
+    pub(super) fn kept(pool: u32, by: Option<KeptBy>, bytes: u64, array_count: u64) -> Self {
+        let by = by.map_or(0, |by| by as u64 + 1);
+        Self { kind: EventKind::Kept, words: [by, bytes, array_count, u64::from(pool)] }
+    }
+
     pub(super) fn whose(self) -> Option<(u32, u32)> {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
         match self.kind {
-            EventKind::Alloc | EventKind::Refused => Some((pool, tag)),
-            EventKind::Use | EventKind::Free | EventKind::Reserved | EventKind::InUse => Some((pool, 0)),
+            EventKind::Alloc | EventKind::Refused | EventKind::MovedOut | EventKind::MovedBack => {
+                Some((pool, tag))
+            }
+            EventKind::Use | EventKind::Free | EventKind::Reserved | EventKind::InUse | EventKind::Kept => {
+                Some((pool, 0))
+            }
             _ => None,
         }
     }
@@ -215,6 +282,18 @@ impl Raw {
             }
             EventKind::Reserved => What::Reserved { pool, reserved_bytes: value, peak_bytes: address },
             EventKind::InUse => What::InUse { pool, in_use_bytes: address, block_count: value },
+            EventKind::MovedOut => {
+                let is_copied = value & 1 != 0;
+                What::MovedOut { pool, address, size_bytes: value >> 1, stream, tag, is_copied }
+            }
+            EventKind::MovedBack => {
+                let is_early = value & 1 != 0;
+                What::MovedBack { pool, address, size_bytes: value >> 1, stream, tag, is_early }
+            }
+            EventKind::Kept => {
+                let by = address.checked_sub(1).and_then(|index| KeptBy::ALL.get(index as usize).copied());
+                What::Kept { pool, by, bytes: value, array_count: stream }
+            }
             EventKind::Wait => What::Wait { stream, source: value },
             EventKind::Mark => What::Mark { event: address, stream },
             EventKind::WaitForMark => What::WaitForMark { event: address, stream },

@@ -11,7 +11,7 @@ use super::sink::{self, Sink, number, raw_of};
 use super::{file, format, numbered, recorder};
 use crate::config::FlightRecorder;
 use crate::error::{OutOfMemory, PoolError};
-use crate::pool::{PoolId, Witness};
+use crate::pool::{PoolId, SpillMove, Witness};
 use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
 use gpumem_sys::text::Shown;
@@ -101,9 +101,17 @@ impl Flight {
 impl Witness for Flight {
     fn refused(&self, pool: PoolId, refusal: &PoolError) -> Option<Result<PathBuf, String>> {
         if std::process::id() == self.process {
-            sink::refusal(&self.log.book, pool, refusal).into_iter().for_each(|raw| self.record(raw));
+            let refused = sink::refusal(&self.log.book, pool, refusal);
+            let kept = refused.map_or_else(Vec::new, |_| sink::kept(pool, refusal));
+            refused.into_iter().chain(kept).for_each(|raw| self.record(raw));
         }
         Some(self.write(pool, refusal.out_of_memory()?))
+    }
+
+    fn moved(&self, pool: PoolId, moved: &SpillMove) {
+        if std::process::id() == self.process {
+            self.record(sink::moved(pool, moved));
+        }
     }
 }
 

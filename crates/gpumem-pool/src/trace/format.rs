@@ -19,7 +19,8 @@
 //! part of a trace has the number of the trace and its own, counted from 0, and begins with the blocks that are live.
 //! `overwritten` is the number of earlier events that a flight recorder has not kept.
 //!
-//! Version 1 had no names, and every tag was 0. Version 2 had events and names only, and no sizes of freed blocks.
+//! Version 1 had no names, and every tag was 0. Version 2 had events and names only, and no sizes of freed blocks. Version 3 had no events
+//! of arrays that move to the host and back, and of those that could not.
 
 use super::event::{EventKind, Raw};
 use super::ring::Timed;
@@ -315,7 +316,7 @@ const POOL_MAGIC: &[u8; 4] = b"gmts";
 const NAME_MAGIC: &[u8; 4] = b"gmtn";
 const REPORT_MAGIC: &[u8; 4] = b"gmtr";
 const MAGICS: [&[u8; 4]; 6] = [EVENTS_MAGIC, LIVE_MAGIC, PART_MAGIC, POOL_MAGIC, NAME_MAGIC, REPORT_MAGIC];
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 pub(super) const HEADER_BYTES: usize = 20;
 pub(super) const CHUNK_HEADER_BYTES: usize = 36;
 /// Larger than any written payload: a full ring takes at most 200 KiB.

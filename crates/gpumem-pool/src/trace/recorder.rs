@@ -8,7 +8,7 @@ use super::ring::{Level, Overflow, Ring, Timed};
 use super::rings::Rings;
 use super::sink::{self, raw_of};
 use crate::error::PoolError;
-use crate::pool::{PoolId, Witness};
+use crate::pool::{PoolId, SpillMove, Witness};
 use core::time::Duration;
 use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
@@ -50,9 +50,14 @@ impl Witness for Recorder {
     fn refused(&self, pool: PoolId, refusal: &PoolError) -> Option<Result<PathBuf, String>> {
         let raw = sink::refusal(&self.book, pool, refusal)?;
         self.record(raw);
+        sink::kept(pool, refusal).into_iter().for_each(|raw| self.record(raw));
         let pool = sink::number(pool);
         sink::figures(|raw| self.record(raw), pool, self.book.figures(pool));
         None
+    }
+
+    fn moved(&self, pool: PoolId, moved: &SpillMove) {
+        self.record(sink::moved(pool, moved));
     }
 }
 

@@ -4,7 +4,7 @@ use super::book::{Book, Entry};
 use super::event::{EventKind, Raw};
 use super::rings::Rings;
 use crate::error::PoolError;
-use crate::pool::{Adaptor, Figures, Grant, Next, Opening, PoolId, Release, Request, Witness};
+use crate::pool::{Adaptor, Figures, Grant, Next, Opening, PoolId, Release, Request, SpillMove, Witness};
 use gpumem_device::StreamId;
 use gpumem_device::internal::{OrderEvent, OrderObserver};
 use std::sync::Arc;
@@ -84,6 +84,21 @@ pub(super) fn refusal(book: &Book, pool: PoolId, refusal: &PoolError) -> Option<
     };
     let tag = tag.map_or(0, |tag| book.tag(number(pool), tag));
     Some(Raw::refused(whose(pool, tag), requested_bytes, stream.map(StreamId::as_u64), by))
+}
+
+/// The events of what could not move for a refused request.
+pub(super) fn kept(pool: PoolId, refusal: &PoolError) -> Vec<Raw> {
+    let pool = number(pool);
+    let Some(report) = refusal.out_of_memory().and_then(|report| report.spilling.as_ref()) else {
+        return Vec::new();
+    };
+    let arrays = report.kept.iter().map(|kept| Raw::kept(pool, Some(kept.by), kept.bytes, kept.array_count));
+    let other = (report.other_bytes > 0).then(|| Raw::kept(pool, None, report.other_bytes, 0));
+    arrays.chain(other).collect()
+}
+
+pub(super) fn moved(pool: PoolId, moved: &SpillMove) -> Raw {
+    Raw::moved(whose(pool, moved.tag), moved)
 }
 
 #[cold]

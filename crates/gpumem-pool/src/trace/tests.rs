@@ -8,8 +8,11 @@ use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Overflow, Ring, Timed};
 use super::{PoolSettings, file};
 use crate::config::{BackendKind, MemoryKind};
+use crate::error::KeptBy;
+use crate::pool::{MoveKind, SpillMove};
 use crate::stats::{Names, Tags};
 use core::time::Duration;
+use gpumem_device::StreamId;
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -184,10 +187,10 @@ fn other_files_are_refused_with_a_reason() {
     }
     assert!(matches!(Recording::read("/nowhere/at/all"), Err(ReadError::Io(_))));
     assert!(format::is_trace(&format::header()) && !format::is_trace(b"GPUMEM"));
-    let error = ReadError::Version { found: 4, known: 3 }.to_string();
-    assert!(error.contains("version 4"), "{error}");
-    let error = Recording::read_from(&of_version(4)[..]).unwrap_err();
-    assert!(matches!(error, ReadError::Version { found: 4, known: 3 }), "{error}");
+    let error = ReadError::Version { found: 5, known: 4 }.to_string();
+    assert!(error.contains("version 5"), "{error}");
+    let error = Recording::read_from(&of_version(5)[..]).unwrap_err();
+    assert!(matches!(error, ReadError::Version { found: 5, known: 4 }), "{error}");
 }
 
 /// Reads a file with these bytes after its header.
@@ -273,12 +276,18 @@ fn figures_and_refusals_keep_their_values() {
         in_use_bytes: 3 << 20,
         block_count: 5,
     };
+    let moved =
+        |kind| SpillMove { kind, address: 512, size_bytes: 1 << 40, stream: StreamId::from_u64(9), tag: 5 };
     let raws = [
         Raw::free(3, 256, 4096, 7, true),
         Raw::refused(3 | 5 << 32, 1 << 40, None, by),
         Raw::refused(3, 1 << 40, Some(0), None),
         Raw::reserved(3, &figures),
         Raw::in_use(3, &figures),
+        Raw::moved(3 | 5 << 32, &moved(MoveKind::Out { is_copied: true })),
+        Raw::moved(3, &moved(MoveKind::Back { is_early: false })),
+        Raw::kept(3, Some(KeptBy::Nothing), 1 << 40, 2),
+        Raw::kept(3, None, 7, 0),
     ];
     let expected = [
         What::Free { pool: 3, address: 256, stream: 7, size_bytes: 4096, is_complete: true },
@@ -286,6 +295,10 @@ fn figures_and_refusals_keep_their_values() {
         What::Refused { pool: 3, size_bytes: 1 << 40, stream: Some(0), tag: 0, by: None },
         What::Reserved { pool: 3, reserved_bytes: 4 << 20, peak_bytes: 6 << 20 },
         What::InUse { pool: 3, in_use_bytes: 3 << 20, block_count: 5 },
+        What::MovedOut { pool: 3, address: 512, size_bytes: 1 << 40, stream: 9, tag: 5, is_copied: true },
+        What::MovedBack { pool: 3, address: 512, size_bytes: 1 << 40, stream: 9, tag: 0, is_early: false },
+        What::Kept { pool: 3, by: Some(KeptBy::Nothing), bytes: 1 << 40, array_count: 2 },
+        What::Kept { pool: 3, by: None, bytes: 7, array_count: 0 },
     ];
     let mut chunk = Vec::new();
     let timed = (1..).zip(raws).map(|(time_ns, raw)| Timed { time_ns, raw });

@@ -1,7 +1,7 @@
 //! Events of the crate `tracing`, as a subscriber receives them.
 
 use crate::fixture::{on_device_memory, small};
-use gpumem_pool::BackendKind;
+use gpumem_pool::{BackendKind, KeptBy, Spill, SpillableBlock};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
@@ -96,6 +96,37 @@ fn slow_paths_refusals_and_reclaim_are_events_and_hits_are_not() {
         let events = collector.take();
         assert_eq!(levels(&events), [Level::INFO], "{events:?}");
         assert!(events[0].1.contains("released_bytes="), "{events:?}");
+    });
+}
+
+/// Moves of arrays to the host and back are events, and so is a request for which nothing can move. A subscriber may use the pool.
+#[test]
+fn moves_to_the_host_and_back_are_events() {
+    on_device_memory(&small(), |fixture| {
+        let pool = fixture.builder().hard_limit(64 * MIB).spill(Spill::to_host(1 << 30)).build().unwrap();
+        let stream = fixture.stream();
+        let (other, on) = (pool.clone(), stream.clone());
+        let also: Arc<dyn Fn() + Send + Sync> = Arc::new(move || drop(other.alloc(256, &on).unwrap()));
+        let collector = Collector { also: Some(also), ..Collector::default() };
+        let _default = tracing::subscriber::set_default(collector.clone());
+        let block = pool.alloc_tagged(40 * MIB, &stream, &pool.tag("weights")).unwrap();
+        let Ok(array) = SpillableBlock::new(&pool, block, true) else { panic!("too small") };
+        let found = |words: &[&str]| {
+            let events = collector.take();
+            let has_all = |(level, text): &&(Level, String)| {
+                *level == Level::DEBUG && words.iter().all(|word| text.contains(word))
+            };
+            assert_eq!(events.iter().filter(has_all).count(), 1, "{words:?} in {events:?}");
+        };
+
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+        let size = "size_bytes=41943040 ";
+        found(&["array moved to the host", size, "tag=\"weights\"", "is_copied=true", "stream="]);
+        let pinned = array.pin(Some(&stream), KeptBy::Guard).unwrap();
+        found(&["array moved back to the device", size, "tag=\"weights\"", "is_early=false"]);
+        assert!(pool.alloc(40 * MIB, &stream).is_err());
+        found(&["no array could make room", "requested_bytes=41943040 ", "by: Guard, bytes: 41943040"]);
+        drop(pinned);
     });
 }
 

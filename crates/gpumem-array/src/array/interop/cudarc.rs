@@ -64,7 +64,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::{CUstreamCaptureStatus, cudaError_enum};
 use gpumem_pool::sys::{Driver, DriverError, fork};
-use gpumem_pool::{Device, DeviceError, MemoryKind, MemoryRange, Stream, StreamError};
+use gpumem_pool::{Device, DeviceError, KeptBy, MemoryKind, MemoryRange, Stream, StreamError};
 use ndarray::{Dimension, Ix1};
 use std::sync::Arc;
 
@@ -602,7 +602,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     pub fn lend_to_cudarc(self, stream: &SharedStream) -> Result<LentSlice<T, D, K>, Rejected<Self>> {
         let lends = |stream: &SharedStream| {
             stream.check_runs()?;
-            lend_to(self.storage(), &stream.ours, "lending to cudarc", true)
+            lend_to(self.storage(), &stream.ours, "lending to cudarc", (KeptBy::Cudarc, true))
         };
         if let Err(error) = lends(stream) {
             return Err(Rejected::new(error, self));

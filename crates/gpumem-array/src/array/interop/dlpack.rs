@@ -26,7 +26,7 @@ use dlpark::metadata::Dynamic;
 use dlpark::{DlpackFlags, Managed, ManagedTensorBase, TensorRef};
 use gpumem_pool::sys::text::debug_fields;
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{Device, MemoryKind, Stream};
+use gpumem_pool::{Device, KeptBy, MemoryKind, Stream};
 use ndarray::Dimension;
 
 /// An element type that DLPack describes: `f32`, `f64`, integers of 8 to 64 bits, `bool`; with the features `half` and `complex` also
@@ -156,7 +156,7 @@ impl<T: DlpackElement, D: Dimension, K: Kind> GpuArray<T, D, K> {
         let prepared = unsafe { axes.prepare_unchecked_as::<M>() };
         let prepared = prepared.map_err(|error| refused("ndim", &error.to_string()));
         let prepared = match prepared.and_then(|prepared| {
-            lend_to(self.storage(), stream, "exporting a tensor", false).map(|()| prepared)
+            lend_to(self.storage(), stream, "exporting a tensor", (KeptBy::Dlpack, false)).map(|()| prepared)
         }) {
             Ok(prepared) => prepared,
             Err(error) => return Err(Rejected::new(error, self)),

@@ -127,8 +127,8 @@ mod tests {
                         device_free_bytes device_ordinal device_total_bytes driver_error fallbacks flight_record graph_bytes growable_bytes growth \
                         headline holders host_free_bytes in_use_bytes kind largest_free_bytes limit_bytes limit_name \
                         limit_others_bytes limit_pool limit_sharers other_libraries_bytes other_pools other_pools_bytes own_outside_bytes \
-                        pending_bytes pool processes refused_by requested_bytes reserved_bytes rounding_bytes stream tag \
-                        unfinished";
+                        pending_bytes pool processes refused_by requested_bytes reserved_bytes rounding_bytes spilling stream tag \
+                        unfinished unspilled_bytes_max";
         assert_eq!(names, expected.split_whitespace().collect::<Vec<_>>());
     }
 }

@@ -1,7 +1,7 @@
 //! The table of an [`OutOfMemory`]: the holders of the memory.
 
 use super::words::blocks;
-use super::{OutOfMemory, RefusedBy};
+use super::{KeptArrays, KeptBy, OutOfMemory, RefusedBy, SpillReport};
 use crate::config::{BackendKind, MemoryKind};
 use crate::error::PoolUsage;
 use gpumem_device::Bytes;
@@ -60,6 +60,7 @@ impl OutOfMemory {
             let name = format!("  {}", Shown::name(&holder.tag));
             rows.push(row(name, holder.in_use_bytes, blocks(holder.block_count)));
         }
+        rows.extend(self.spilling.iter().flat_map(spilling));
         let largest = self.largest_free_bytes.filter(|largest| *largest > 0 && self.cached_bytes() > 0);
         let largest =
             largest.map_or(String::new(), |largest| format!("; largest free block {}", Bytes(largest)));
@@ -146,6 +147,38 @@ impl OutOfMemory {
     fn shares_the_limit(&self, pool: &PoolUsage) -> bool {
         self.limit_sharers.iter().any(|sharer| sharer.id == pool.id)
     }
+}
+
+/// What has moved to the host, and who keeps the rest.
+fn spilling(report: &SpillReport) -> Vec<Row> {
+    let SpillReport {
+        away_bytes,
+        host_limit_bytes,
+        host_in_use_bytes,
+        ref kept,
+        operation_bytes,
+        other_bytes,
+    } = *report;
+    let host =
+        format!("of arrays on the host ({} of {} used)", Bytes(host_in_use_bytes), Bytes(host_limit_bytes));
+    let mut rows = vec![row("spilled", away_bytes, host)];
+    let kept_bytes = report.kept_bytes().saturating_add(other_bytes);
+    if kept_bytes > 0 {
+        rows.push(row("not spilled", kept_bytes, "of the memory in use"));
+    }
+    rows.extend(kept.iter().map(|KeptArrays { by, bytes, array_count }| {
+        let arrays = if *array_count == 1 { "array" } else { "arrays" };
+        let more = match by {
+            KeptBy::Address | KeptBy::PeerDevice | KeptBy::Graph => ", which is for good".into(),
+            KeptBy::Operation => format!(", whose arrays need {} together", Bytes(operation_bytes)),
+            _ => String::new(),
+        };
+        row(format!("  {}", by.name()), *bytes, format!("in {array_count} {arrays}: {by}{more}"))
+    }));
+    if other_bytes > 0 {
+        rows.push(row("  other", other_bytes, "in blocks that are no arrays, and in small arrays"));
+    }
+    rows
 }
 
 /// The largest pools by name, and the sum of the others.

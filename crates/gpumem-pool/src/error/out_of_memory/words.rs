@@ -90,6 +90,22 @@ impl OutOfMemory {
         })
     }
 
+    /// What spilling would have made room for, if it is off and would have helped.
+    pub(super) fn spill_text(&self) -> Option<String> {
+        let room_bytes = self.room_in_all().unwrap_or(0);
+        let may_help = self.unspilled_bytes_max > 0
+            && self.wanted_bytes() <= room_bytes
+            && self.refused_by != RefusedBy::OnPurpose;
+        let text = || {
+            format!(
+                "spilling is off: up to {} in use could have moved to host memory, as far as it is idle arrays \
+                 (PoolBuilder::spill(Spill::to_host(..)) or GPUMEM_SPILL=host:64GiB)",
+                Bytes(self.unspilled_bytes_max)
+            )
+        };
+        may_help.then(|| self.facts.interface.translate(&text()))
+    }
+
     fn need_less(&self) -> String {
         let requested = Requested(self.requested_bytes);
         if requested.is_miscomputed() {

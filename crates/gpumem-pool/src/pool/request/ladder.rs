@@ -148,6 +148,11 @@ fn spill<T>(hub: &Hub, search: &dyn Search<T>, course: &mut Course) -> bool {
     let Some(spiller) = hub.spiller().filter(|_| !ahead::leaves_contents()) else { return false };
     let start = Instant::now();
     let freed_bytes = spiller.make_room(search.requested_bytes());
+    let is_first = course.attempts.iter().all(|attempt| attempt.name != SPILLED);
+    if freed_bytes == 0 && is_first && !ahead::is_ahead_of_use() {
+        let report = || spiller.report(hub.backend.counts().in_use_bytes);
+        events::nothing_moved(hub, search.requested_bytes(), report);
+    }
     course.add(SPILLED, start, freed_bytes, Vec::new());
     freed_bytes > 0
 }

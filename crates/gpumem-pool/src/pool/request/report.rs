@@ -15,6 +15,7 @@ use crate::pool::{events, frames};
 use core::cell::Cell;
 use core::cmp::Reverse;
 use core::ptr;
+use core::sync::atomic::Ordering;
 use gpumem_device::StreamId;
 use gpumem_device::internal::{deadline, host, processes};
 use std::sync::Arc;
@@ -205,6 +206,10 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
     report.graph_bytes = kept.bytes.min(report.in_use_bytes);
     report.capture_bytes = kept.capture_bytes.min(report.graph_bytes);
     report.capture_stream = kept.capture_stream;
+    match hub.spiller() {
+        Some(spiller) => report.spilling = Some(spiller.report(report.in_use_bytes)),
+        None => report.unspilled_bytes_max = unspilled_bytes_max(hub, report),
+    }
     // Stays empty if the device query fails.
     let (held_bytes, cached_bytes) = others(hub, report).unwrap_or_default();
     report.other_pools_bytes = held_bytes.min(report.others_bytes());
@@ -236,6 +241,15 @@ fn describe(hub: &Hub, report: &mut OutOfMemory, kept: Kept) {
         report.own_outside_bytes = own_bytes.map(|own_bytes| own_bytes.saturating_sub(pools_bytes));
         report.processes = others;
     }
+}
+
+/// The memory in use that may be of arrays, of which a pool without spilling knows only whether it may have any.
+fn unspilled_bytes_max(hub: &Hub, report: &OutOfMemory) -> u64 {
+    if hub.config().kind != MemoryKind::Device || !hub.has_arrays.load(Ordering::Relaxed) {
+        return 0;
+    }
+    let others = [report.growable_bytes, report.graph_bytes, report.other_libraries_bytes];
+    others.iter().fold(report.in_use_bytes, |left, bytes| left.saturating_sub(*bytes))
 }
 
 /// The other pools of the device that hold memory, the largest first.

@@ -2,10 +2,12 @@
 
 use super::Spiller;
 use super::plan::SpillUse;
-use super::turn::Turn;
-use crate::error::PoolError;
+use super::timing::Interval;
+use super::turn::{Turn, announce};
+use crate::error::{KeptBy, PoolError};
 use crate::pool::Pool;
 use crate::pool::block::Block;
+use crate::pool::observer::{MoveKind, SpillMove};
 use crate::pool::request;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,13 +25,24 @@ pub struct SpillableBlock(Arc<Movable>);
 /// Keeps a block in device memory, at its address, until it is dropped.
 #[doc(hidden)]
 #[must_use = "the block may move as soon as this is dropped"]
-pub struct SpillPin(Arc<Movable>);
+pub struct SpillPin {
+    block: Arc<Movable>,
+    holder: KeptBy,
+}
 
 /// Keeps the contents of settled blocks in device memory until it is dropped.
 #[doc(hidden)]
 #[must_use = "the blocks may move as soon as this is dropped"]
 pub struct Settled<'a> {
-    _turns: Vec<Turn<'a>>,
+    turns: Vec<Turn<'a>>,
+}
+
+impl Drop for Settled<'_> {
+    fn drop(&mut self) {
+        // All turns end before anything is told of the moves.
+        let moves: Vec<_> = self.turns.iter_mut().rev().flat_map(Turn::end).collect();
+        announce(moves);
+    }
 }
 
 /// A block, its place, and its uses.
@@ -39,7 +52,7 @@ pub(crate) struct Movable {
     pub(super) number: u64,
     pub(super) size_bytes: u64,
     pub(super) tag: u16,
-    address: MovableAddress,
+    address: MovableAddress<{ KeptBy::HOLDER_COUNT }>,
     /// The point of the copy that brought the contents back. Uses wait for it.
     arrived: AtomicU64,
     /// True if the device has contents that the host has no copy of.
@@ -184,14 +197,24 @@ impl SpillableBlock {
                 block.protect(turn);
             }
         }
-        for (block, is_write) in &blocks {
+        for (block, _) in &blocks {
             block.spiller.bring_back(block, false)?;
-            if let Some(stream) = stream {
+        }
+        if let Some(stream) = stream {
+            let points = blocks.iter().flat_map(|(block, is_write)| {
                 let saved = is_write.then_some(&block.saved);
-                wait_for_all(stream, [&block.arrived].into_iter().chain(saved).filter_map(point_in))?;
+                [&block.arrived].into_iter().chain(saved).filter_map(point_in)
+            });
+            let points: Vec<_> = points.collect();
+            let waits = points.iter().any(|point| !stream.is_behind(*point));
+            let timings = blocks.first().map(|(block, _)| &block.spiller.timings).filter(|_| waits);
+            let start = timings.and_then(|timings| timings.begin(stream));
+            wait_for_all(stream, points)?;
+            if let Some(timings) = timings {
+                timings.end(start, stream, Interval::Wait);
             }
         }
-        Ok(Settled { _turns: turns })
+        Ok(Settled { turns })
     }
 
     /// Records that work which was queued in the current call uses the block.
@@ -236,15 +259,20 @@ impl SpillableBlock {
         spiller.note_operation(&noted);
     }
 
-    /// Keeps the block in device memory until the result is dropped, and makes `stream` wait for its contents.
+    /// Says that arrays of a pool may be made. The reports of a pool that does not spill mention spilling only then.
+    pub fn expect_in(pool: &Pool) {
+        pool.0.has_arrays.store(true, Ordering::Relaxed);
+    }
+
+    /// Keeps the block in device memory until the result is dropped, and makes `stream` wait for its contents. Reports name the holder.
     ///
     /// # Errors
     ///
     /// Those of [`SpillableBlock::settle`].
-    pub fn pin(&self, stream: Option<&Stream>) -> Result<SpillPin, PoolError> {
+    pub fn pin(&self, stream: Option<&Stream>, holder: KeptBy) -> Result<SpillPin, PoolError> {
         // The count comes first: a block that is about to move sees it.
-        self.0.address.pin();
-        let pinned = SpillPin(Arc::clone(&self.0));
+        self.0.add_pin(holder);
+        let pinned = SpillPin { block: Arc::clone(&self.0), holder };
         // The holder may write.
         let _settled = Self::settle([(self, true)], stream)?;
         Ok(pinned)
@@ -252,7 +280,7 @@ impl SpillableBlock {
 
     /// Records a use by a captured graph, which keeps the block, and pins it for good.
     pub fn keep_for_graph(&self, stream: &Stream) {
-        self.0.address.pin();
+        self.0.add_pin(KeptBy::Graph);
         self.0.record_use(stream);
     }
 
@@ -262,7 +290,7 @@ impl SpillableBlock {
     ///
     /// Those of [`Block::enable_peer_access`] and [`SpillableBlock::settle`].
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
-        self.pin(None)?.for_good();
+        self.pin(None, KeptBy::PeerDevice)?.for_good();
         match &self.0.places.lock().device {
             Some(block) => block.enable_peer_access(peer),
             None => Ok(()),
@@ -312,7 +340,7 @@ impl SpillableBlock {
     ///
     /// Those of [`SpillableBlock::settle`], with the block.
     pub fn into_block(self, stream: &Stream) -> Result<Block, (PoolError, Self)> {
-        match self.pin(Some(stream)) {
+        match self.pin(Some(stream), KeptBy::Address) {
             Ok(pinned) => pinned.for_good(),
             Err(error) => return Err((error, self)),
         }
@@ -342,6 +370,19 @@ impl Movable {
 
     pub(super) fn is_pinned(&self) -> bool {
         self.address.is_pinned()
+    }
+
+    /// The first kind of holder of the address.
+    pub(super) fn holder(&self) -> Option<KeptBy> {
+        self.address.holder().and_then(|kind| KeptBy::ALL.get(kind).copied())
+    }
+
+    fn add_pin(&self, holder: KeptBy) {
+        self.address.pin(holder as usize);
+    }
+
+    pub(super) fn is_protected_in(&self, turn: Option<u64>) -> bool {
+        turn == Some(self.protected.load(Ordering::Relaxed))
     }
 
     pub(super) fn host_copy(&self) -> CopyState {
@@ -417,7 +458,10 @@ impl Movable {
         };
         let mut places = self.places.lock();
         let Some(device) = &places.device else { return Ok(()) };
+        let timings = &self.spiller.timings;
+        let start = timings.begin(down);
         to.copy_from_ordered(device, down)?;
+        timings.end(start, down, Interval::Down(self.size_bytes));
         // A marker behind the point: who waits for it does not wait for later copies.
         places.host = Some(to);
         self.saved.store(down.point().to_bits(), Ordering::Release);
@@ -461,7 +505,10 @@ impl Movable {
         if let Some(host) = &places.host {
             wait_for_all(up, point_in(&self.saved))?;
             host.record_use(up);
+            let timings = &self.spiller.timings;
+            let start = timings.begin(up);
             block.copy_from_ordered(host, up)?;
+            timings.end(start, up, Interval::Up(self.size_bytes));
             copied_bytes = self.size_bytes;
         }
         self.arrived.store(up.point().to_bits(), Ordering::Release);
@@ -522,6 +569,12 @@ impl Movable {
         }
     }
 
+    /// Notes a move on a stream, which is told when the turn ends.
+    pub(super) fn note_move(&self, kind: MoveKind, address: u64, stream: &Stream) {
+        let (size_bytes, tag, stream) = (self.size_bytes, self.tag, stream.id());
+        self.spiller.turns.note(&self.pool, SpillMove { kind, address, size_bytes, stream, tag });
+    }
+
     fn record_use(&self, stream: &Stream) {
         if let Some(block) = &self.places.lock().device {
             block.record_use(stream);
@@ -539,20 +592,19 @@ impl Drop for Movable {
         }
         self.spiller.blocks.lock().remove(&self.number);
         self.spiller.plan.lock().remove(self.number);
-        self.spiller.note_away();
     }
 }
 
 impl SpillPin {
     /// The block does not move any more.
     pub fn for_good(self) {
-        self.0.address.pin();
+        self.block.add_pin(self.holder);
     }
 }
 
 impl Drop for SpillPin {
     fn drop(&mut self) {
-        self.0.address.unpin();
+        self.block.address.unpin(self.holder as usize);
     }
 }
 

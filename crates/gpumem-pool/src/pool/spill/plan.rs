@@ -9,11 +9,15 @@
 //! memory is free only after a copy down. An array without an expectation counts as expected as far ahead as its last use lies back, so such
 //! arrays leave least recently used first. What moved out after the earlier operation is expected to move out after the later one, and is
 //! copied down at once, while the link is free.
+//!
+//! The operations since the match are one repetition of the program's loop. What it needs at once, beyond what was in device memory at once,
+//! has to be copied in each repetition: a lower bound, which the status of the pool states.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use crate::limits::spills::Repetition;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 /// A use of an array by an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +46,16 @@ struct KnownArray {
 #[derive(Debug)]
 struct RecordedOperation {
     signature: u64,
+    /// The bytes of all arrays at that time, and of those in device memory.
+    live_bytes: u64,
+    resident_bytes: u64,
     uses: Vec<RecordedSpillUse>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct RecordedSpillUse {
     array: u64,
+    is_write: bool,
     /// The operation that used the array next.
     next: Option<u64>,
     /// True if the contents moved out before that.
@@ -140,9 +148,37 @@ impl SpillPlan {
         }
     }
 
-    /// The bytes of arrays whose contents are on the host alone.
-    pub(crate) fn away_bytes(&self) -> u64 {
-        self.away_bytes
+    /// The bytes of arrays whose contents are on the host alone, and their number.
+    pub(crate) fn away(&self) -> (u64, u64) {
+        (self.away_bytes, self.arrays.values().filter(|known| !known.is_resident).count() as u64)
+    }
+
+    /// The latest repetition of the program's loop; `None` while operations match no earlier ones.
+    pub(crate) fn repetition(&self) -> Option<Repetition> {
+        let matched = self.matched.filter(|_| self.streak >= STREAK_MIN)?;
+        // The latest operation is `now - 1`.
+        let begin = matched + 1;
+        let operations = self.recorded.range(usize::try_from(begin.checked_sub(self.oldest())?).ok()?..);
+        let written: HashSet<u64> = operations
+            .clone()
+            .flat_map(|operation| &operation.uses)
+            .filter(|one| one.is_write)
+            .map(|one| one.array)
+            .collect();
+        let (mut idle_bytes, mut clean_bytes) = (0, 0);
+        for (array, known) in &self.arrays {
+            if known.used_at < begin {
+                idle_bytes += known.size_bytes;
+            } else if !written.contains(array) {
+                clean_bytes += known.size_bytes;
+            }
+        }
+        let live_bytes = operations.clone().map(|operation| operation.live_bytes).max()?;
+        let room_bytes = operations.map(|operation| operation.resident_bytes).max()?;
+        let needed_bytes = live_bytes.saturating_sub(idle_bytes);
+        let least_up_bytes = needed_bytes.saturating_sub(room_bytes);
+        let least_down_bytes = least_up_bytes.saturating_sub(clean_bytes);
+        Some(Repetition { needed_bytes, room_bytes, least_up_bytes, least_down_bytes })
     }
 
     /// Records an operation, which has been queued. Returns the arrays whose contents are expected to move out before their next use, because
@@ -152,9 +188,19 @@ impl SpillPlan {
         self.match_with_earlier(signature, uses);
         let recorded = uses
             .iter()
-            .map(|one| RecordedSpillUse { array: one.array, next: None, has_left: false })
+            .map(|one| RecordedSpillUse {
+                array: one.array,
+                is_write: one.is_write,
+                next: None,
+                has_left: false,
+            })
             .collect();
-        self.recorded.push_back(RecordedOperation { signature, uses: recorded });
+        self.recorded.push_back(RecordedOperation {
+            signature,
+            live_bytes: self.resident_bytes + self.away_bytes,
+            resident_bytes: self.resident_bytes,
+            uses: recorded,
+        });
         self.now += 1;
         for one in uses {
             self.note_use(now, one.array);

@@ -1,7 +1,11 @@
 //! [`Turns`]: one thread at a time moves contents, and may allocate while it does.
 
+use crate::pool::Pool;
+use crate::pool::events;
+use crate::pool::observer::SpillMove;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use gpumem_base::sync::Lock;
+use gpumem_device::internal::catch_panic;
 use std::sync::MutexGuard;
 
 /// The lock of a spiller's decisions. The thread that holds it may begin further turns inside.
@@ -11,6 +15,8 @@ pub(super) struct Turns {
     /// The thread of the current turn, 0 for none.
     owner: AtomicUsize,
     number: AtomicU64,
+    /// The moves of the current turn.
+    moves: Lock<Vec<(Pool, SpillMove)>>,
 }
 
 /// A turn of this thread.
@@ -38,10 +44,20 @@ impl Turns {
         self.lock.try_lock().map(|lock| self.own(lock))
     }
 
+    /// Notes a move in the current turn.
+    pub(super) fn note(&self, pool: &Pool, moved: SpillMove) {
+        self.moves.lock().push((pool.clone(), moved));
+    }
+
     fn own<'a>(&'a self, lock: MutexGuard<'a, ()>) -> Turn<'a> {
         self.owner.store(this_thread(), Ordering::Relaxed);
         self.number.fetch_add(1, Ordering::Relaxed);
         Turn { turns: self, lock: Some(lock) }
+    }
+
+    /// The number of the turn of this thread, if it has one.
+    pub(super) fn own_number(&self) -> Option<u64> {
+        self.is_own().then(|| self.number.load(Ordering::Relaxed))
     }
 
     /// Only this thread stores its own number.
@@ -55,13 +71,29 @@ impl Turn<'_> {
     pub(super) fn number(&self) -> u64 {
         self.turns.number.load(Ordering::Relaxed)
     }
+
+    /// Ends the turn, and returns its moves; none inside another turn.
+    pub(super) fn end(&mut self) -> Vec<(Pool, SpillMove)> {
+        let Some(lock) = self.lock.take() else { return Vec::new() };
+        let moves = core::mem::take(&mut *self.turns.moves.lock());
+        self.turns.owner.store(0, Ordering::Relaxed);
+        drop(lock);
+        moves
+    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if self.lock.is_some() {
-            self.turns.owner.store(0, Ordering::Relaxed);
-        }
+        announce(self.end());
+    }
+}
+
+/// Tells subscribers and records of moves. No lock is held. This runs in drops, and a subscriber may panic.
+pub(super) fn announce(moves: Vec<(Pool, SpillMove)>) {
+    for (pool, moved) in moves {
+        let _ = catch_panic(|| events::moved(&pool.0, &moved));
+        let witnesses = pool.0.witnesses();
+        witnesses.iter().for_each(|witness| witness.moved(pool.0.id(), &moved));
     }
 }
 

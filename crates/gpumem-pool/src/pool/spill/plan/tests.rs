@@ -1,6 +1,6 @@
 //! Programs on a machine that only counts: which bytes move, beside a plan that knows the future.
 
-use super::{SpillPlan, SpillUse};
+use super::{Repetition, SpillPlan, SpillUse};
 use std::collections::{HashMap, HashSet};
 
 /// Uses of one operation: an array and whether it is written.
@@ -224,6 +224,33 @@ fn neighbours_move_out_together() {
     // 6 and 7 are neighbours, and needed soon.
     let places = [0, 10, 20, 30, 40, 50, 60, 61];
     assert_eq!(plan.victims(2 * MIB_128, 0, |array| Some((places[array as usize] * MIB_128, 1.0))), [0, 1]);
+}
+
+/// The needs of a repetition are those of the loop, at once: idle arrays do not count, and temporary ones do.
+#[test]
+fn a_repetition_has_the_needs_of_the_loop() {
+    // 36 arrays in turn, of which 24 fit, and four that nothing uses after the first round.
+    let mut machine = Machine::new(24 * MIB_128);
+    (1..=40).for_each(|array| machine.make(array, MIB_128, &[]));
+    machine.round(&(1..=40).map(|array| vec![(array, false)]).collect::<Vec<_>>());
+    assert_eq!(machine.plan.repetition(), None);
+    let reads: Vec<Operation> = (1..=36).map(|array| vec![(array, false)]).collect();
+    for _ in 0..3 {
+        machine.round(&reads);
+    }
+    let read_only = Repetition {
+        needed_bytes: 36 * MIB_128,
+        room_bytes: 24 * MIB_128,
+        least_up_bytes: 12 * MIB_128,
+        least_down_bytes: 0,
+    };
+    assert_eq!(machine.plan.repetition(), Some(read_only));
+    // Where all but ten are written, ten leave for free.
+    let writes: Vec<Operation> = (1..=36).map(|array| vec![(array, array > 10)]).collect();
+    for _ in 0..3 {
+        machine.round(&writes);
+    }
+    assert_eq!(machine.plan.repetition(), Some(Repetition { least_down_bytes: 2 * MIB_128, ..read_only }));
 }
 
 /// What is removed and what has never been used leaves no trace in the sums.
