@@ -2,13 +2,18 @@
 //! programs that fit.
 
 use gpumem_sim::{Effect, Rule, SimConfig};
+use gpumem_tests::array::dlpack::dlpark;
 use gpumem_tests::array::ndarray::{Array1, Ix1, s};
-use gpumem_tests::array::{Gpu, GpuArray};
+use gpumem_tests::array::{ArrayError, Gpu, GpuArray, LaunchShape, kernels};
 use gpumem_tests::cases;
 use gpumem_tests::fixtures::backends::each_setting;
-use gpumem_tests::pool::{Device, Keep, MemoryKind, Pool, PoolBuilder, Spill};
+use gpumem_tests::pool::trace::{Recording, Trace as Recorder, What};
+use gpumem_tests::pool::{
+    BackendKind, Device, Keep, KeptBy, MemoryKind, OutOfMemory, Pool, PoolBuilder, Spill, Stream,
+};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::sys::types::CUresult;
+use std::time::Duration;
 
 type Array1D = GpuArray<f32, Ix1>;
 
@@ -51,6 +56,42 @@ cases! {
             // Contents that nothing has written since are not copied down again.
             assert!(status.counters.spilled_down_bytes <= 36 << 20, "{status:#}");
         });
+    }
+
+    /// The status knows what the loop needs, and what that costs at the rates of its copies.
+    fn the_status_predicts_the_copies_of_a_loop(driver: &Driver) {
+        let gpu = spilling(Pool::builder(&Device::new(driver, 0).unwrap()));
+        let arrays: Vec<_> = (0..12).map(|index| GpuArray::from_elem(&gpu, LEN, index as f32).unwrap()).collect();
+        let mut sum = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
+        assert_eq!(gpu.pool().status().unwrap().spill_needed_bytes, None);
+        for _ in 0..6 {
+            for array in &arrays {
+                sum += array;
+            }
+            gpu.synchronize().unwrap();
+        }
+        let status = gpu.pool().status().unwrap();
+        assert_eq!(status.spilled_array_count, status.spilled_bytes / MIB as u64, "{status:#}");
+        let (needed, room) = (status.spill_needed_bytes.unwrap(), status.spill_room_bytes.unwrap());
+        assert!(needed == 13 << 20 && (6 << 20..=8 << 20).contains(&room), "{status:#}");
+        // What the loop reads leaves without a copy, so that nothing has to go down.
+        let least = status.spill_least_bytes.unwrap();
+        assert_eq!(least, needed - room, "{status:#}");
+        assert!(status.counters.spilled_up_bytes >= 4 * least, "{status:#}");
+        let rate = status.spilled_up_rate.unwrap();
+        assert!(status.spilled_down_rate.is_some() && (1 << 30..1 << 40).contains(&rate), "{status:#}");
+        let least_ns = least as f64 / rate as f64 * 1e9;
+        assert!((status.spill_least_time_ns.unwrap() as f64 - least_ns).abs() < 2.0, "{status:#}");
+        assert!(status.counters.spill_avoided_bytes >= 8 << 20, "{status:#}");
+        let text = status.to_string();
+        assert!(text.contains("Memory pool needs: 1.") && text.contains(" of copies a repetition, at "), "{text}");
+        assert!(text.contains("\nMemory pool spilled: "), "{text}");
+        // A loop that fits needs no copies, and the status has no prediction.
+        for _ in 0..30 {
+            sum += &arrays[0];
+        }
+        let text = gpu.pool().status().unwrap().to_string();
+        assert!(!text.contains("Memory pool needs"), "{text}");
     }
 
     fn written_arrays_keep_what_was_written_last(driver: &Driver) {
@@ -166,6 +207,242 @@ fn arrays_of_a_graph_stay() {
         drop((graph, others, x, y, gpu));
         assert!(gpumem_sim::Sim::of(&driver).unwrap().report().silent_findings().is_empty());
     }
+}
+
+/// The report of an array of `len` elements that is refused.
+fn refused(gpu: &Gpu, len: usize) -> OutOfMemory {
+    report_of(GpuArray::from_elem(gpu, len, 0.0_f32).unwrap_err())
+}
+
+fn report_of(error: ArrayError) -> OutOfMemory {
+    let ArrayError::Pool(error) = error else { panic!("{error}") };
+    error.out_of_memory().unwrap_or_else(|| panic!("{error}")).clone()
+}
+
+fn kept(report: &OutOfMemory) -> Vec<(KeptBy, u64, u64)> {
+    let spilling = report.spilling.as_ref().unwrap();
+    spilling.kept.iter().map(|kept| (kept.by, kept.bytes / MIB as u64, kept.array_count)).collect()
+}
+
+/// A refusal names who keeps arrays on the device, and how many bytes.
+#[test]
+fn a_report_names_what_could_not_spill_and_who_holds_it() {
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
+    let device = Device::new(&driver, 0).unwrap();
+    let array = |gpu: &Gpu| GpuArray::from_elem(gpu, LEN, 1.0_f32).unwrap();
+    let check = |gpu: &Gpu, by: KeptBy, words: &str| {
+        let report = refused(gpu, 8 * LEN);
+        assert!(kept(&report).contains(&(by, 1, 1)), "{by:?}: {report}");
+        let text = report.to_string();
+        assert!(text.contains(&format!("1.000 MiB  in 1 array: {by}")) && text.contains(words), "{report}");
+    };
+
+    let gpu = spilling(Pool::builder(&device));
+    let lent = array(&gpu);
+    let guard = lent.read_on(&gpu).unwrap();
+    check(&gpu, KeptBy::Guard, "lent by a guard");
+    drop(guard);
+    // Without it, there is room.
+    drop(GpuArray::from_elem(&gpu, 8 * LEN, 0.0_f32).unwrap());
+
+    let tensor: dlpark::legacy::Dlpack = lent.into_dlpack(gpu.stream()).unwrap();
+    check(&gpu, KeptBy::Dlpack, "tensor of DLPack");
+    drop(tensor);
+
+    let known = array(&gpu);
+    assert_ne!(known.address(), 0);
+    check(&gpu, KeptBy::Address, "which is for good");
+    drop(known);
+
+    let (x, mut y) = (array(&gpu), GpuArray::<f32, _>::zeros(&gpu, 8).unwrap());
+    let part = x.slice(s![..8]).unwrap();
+    let (graph, ()) = gpu.capture(|c| y.view_mut().on_mut(c).try_add_assign(&part)).unwrap();
+    check(&gpu, KeptBy::Graph, "a graph was captured");
+    drop((graph, x, y));
+
+    let second = Gpu::new(&Pool::new(&Device::new(&driver, 1).unwrap()).unwrap()).unwrap();
+    let shared = array(&gpu);
+    assert_eq!((shared.on(&second) * 2.0).to_vec().unwrap(), vec![2.0; LEN]);
+    check(&gpu, KeptBy::PeerDevice, "another device has used it");
+    drop(shared);
+
+    let block = gpu.pool().alloc(MIB as u64, gpu.stream()).unwrap();
+    let report = refused(&gpu, 8 * LEN);
+    assert_eq!(report.spilling.as_ref().unwrap().other_bytes, MIB as u64, "{report}");
+    assert!(report.to_string().contains("in blocks that are no arrays"), "{report}");
+    drop(block);
+}
+
+/// An operation whose own arrays do not fit together is refused with their sum.
+#[test]
+fn a_report_names_the_arrays_of_the_operation() {
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let pool =
+        Pool::builder(&Device::new(&driver, 0).unwrap()).hard_limit(3 << 20).spill(Spill::to_host(1 << 30));
+    let gpu = Gpu::new(&pool.build().unwrap()).unwrap();
+    let arrays: Vec<_> = (0..4).map(|index| GpuArray::from_elem(&gpu, LEN, index as f32).unwrap()).collect();
+    let report = report_of((arrays[0].lazy() + &arrays[1] + &arrays[2] + &arrays[3]).sum().unwrap_err());
+    assert!(matches!(kept(&report)[..], [(KeptBy::Operation, 1..=2, 1..=2)]), "{report}");
+    let spilling = report.spilling.as_ref().unwrap();
+    assert_eq!(spilling.operation_bytes, 4 << 20, "{report}");
+    assert!(
+        report.to_string().contains("used by this operation, whose arrays need 4.000 MiB together"),
+        "{report}"
+    );
+    assert_eq!(arrays[2].slice(s![..2]).unwrap().to_vec().unwrap(), [2.0; 2]);
+}
+
+/// A refusal says that host memory is out: by the limit, or by the host.
+#[test]
+fn a_report_says_that_host_memory_is_out() {
+    let rule = Rule::new("cuMemHostAlloc", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY)).from_nth(1);
+    let cases = [
+        (SimConfig::new(), 2 << 20, KeptBy::HostLimit, "the limit of host memory is reached"),
+        (SimConfig::new().rule(rule), 1 << 30, KeptBy::HostRefusal, "the host has refused to pin memory"),
+    ];
+    for (config, host_bytes, by, words) in cases {
+        let driver = gpumem_sim::driver(config).unwrap();
+        let builder = Pool::builder(&Device::new(&driver, 0).unwrap()).hard_limit(LIMIT_BYTES);
+        let gpu = Gpu::new(&builder.spill(Spill::to_host(host_bytes)).build().unwrap()).unwrap();
+        let arrays: Vec<_> =
+            (0..8).map(|index| GpuArray::from_elem(&gpu, LEN, index as f32).unwrap()).collect();
+        let report = refused(&gpu, 2 * LEN);
+        assert!(matches!(kept(&report)[..], [(kept_by, 7..=8, 7..=8)] if kept_by == by), "{report}");
+        assert!(report.to_string().contains(words), "{report}");
+        drop(arrays);
+    }
+}
+
+/// Without spilling, a refusal says how much may have moved: at most the blocks of a pool that has arrays.
+#[test]
+fn a_report_without_spilling_says_what_it_may_have_saved() {
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let pool = || Pool::builder(&Device::new(&driver, 0).unwrap()).hard_limit(LIMIT_BYTES);
+    let gpu = Gpu::new(&pool().build().unwrap()).unwrap();
+    let arrays: Vec<_> = (0..6).map(|index| GpuArray::from_elem(&gpu, LEN, index as f32).unwrap()).collect();
+    let report = refused(&gpu, 4 * LEN);
+    assert_eq!((report.unspilled_bytes_max, &report.spilling), (6 << 20, &None), "{report}");
+    let said = "spilling is off: up to 6.000 MiB in use could have moved to host memory, as far as it is idle arrays \
+                (PoolBuilder::spill(Spill::to_host(..)) or GPUMEM_SPILL=host:64GiB)";
+    assert!(report.to_string().contains(said), "{report}");
+    // More than the limit does not fit with spilling either.
+    let larger = refused(&gpu, 9 * LEN).to_string();
+    assert!(!larger.contains("spilling"), "{larger}");
+    drop(arrays);
+
+    let blocks = pool().build().unwrap();
+    let stream = Stream::new(gpu.device()).unwrap();
+    let _held = blocks.alloc(6 << 20, &stream).unwrap();
+    let report = blocks.alloc(4 << 20, &stream).unwrap_err();
+    assert!(!report.to_string().contains("spilling"), "{report}");
+}
+
+/// Streams wait for copies on the device, as long as the events say; the status adds the waits up.
+#[test]
+fn waits_for_copies_are_measured() {
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()));
+    let x = GpuArray::from_elem(&gpu, 4 * LEN, 1.0_f32).unwrap();
+    gpu.pool().spill(u64::MAX).unwrap();
+    gpu.synchronize().unwrap();
+    assert_eq!(gpu.pool().status().unwrap().counters.spill_wait_time, Duration::ZERO);
+    let total = x.sum().unwrap();
+    gpu.synchronize().unwrap();
+    let status = gpu.pool().status().unwrap();
+    let copy_time = Duration::from_secs_f64((4 << 20) as f64 / status.spilled_up_rate.unwrap() as f64);
+    let waited = status.counters.spill_wait_time;
+    assert!(waited > copy_time / 2 && waited < 4 * copy_time, "{waited:?} for {copy_time:?}");
+    assert_eq!(total.into_scalar().unwrap(), 4.0 * LEN as f32);
+}
+
+kernels! {
+    /// Writes a word at an address.
+    static POKE = ptx r#"
+        .version 6.0
+        .target sm_70
+        .address_size 64
+
+        .visible .entry poke(.param .u64 poke_param_0)
+        {
+            .reg .b32 %r<2>;
+            .reg .b64 %rd<3>;
+
+            ld.param.u64 %rd1, [poke_param_0];
+            cvta.to.global.u64 %rd2, %rd1;
+            mov.u32 %r1, 1;
+            st.global.u32 [%rd2], %r1;
+            ret;
+        }"#;
+}
+
+/// A kernel that uses the address that an array had before it moved is found: as a use after free where the memory went back to the driver,
+/// and as an access to memory that the launch has not declared where it stayed with the pool.
+#[test]
+fn a_use_of_an_old_address_is_found() {
+    for backend in [BackendKind::None, BackendKind::Native, BackendKind::Caching] {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()).backend(backend));
+        let poke = gpu.compile(&POKE).unwrap().function("poke").unwrap();
+        let x = GpuArray::from_elem(&gpu, LEN, 1.0_f32).unwrap();
+        let old = x.read_on(&gpu).unwrap().address();
+        assert_eq!(gpu.pool().spill(u64::MAX).unwrap(), MIB as u64);
+        gpu.synchronize().unwrap();
+        // SAFETY: the simulator checks the address, which is no longer that of the array.
+        unsafe { poke.launch(LaunchShape::for_len(1)).scalar(old).enqueue(&gpu).unwrap() };
+        let _ = gpu.synchronize();
+        let found = gpumem_sim::Sim::of(&driver).unwrap().take_findings();
+        let words: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let expected = if backend == BackendKind::Caching { "poke" } else { "use after free" };
+        assert!(words.iter().any(|text| text.contains(expected)), "{backend}: {words:#?}");
+    }
+}
+
+/// A record of a program that spills has its moves, and its replay needs no more than the limit.
+#[test]
+fn a_trace_has_the_moves() {
+    let path = std::env::temp_dir().join(format!("gpumem-spilling-{}.trace", std::process::id()));
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    let status = {
+        let recorder = Recorder::create(&path).unwrap();
+        let gpu = spilling(Pool::builder(&Device::new(&driver, 0).unwrap()).adaptor(recorder));
+        let scope = gpu.pool().scope("data");
+        let arrays: Vec<_> =
+            (0..12).map(|index| GpuArray::from_elem(&gpu, LEN, index as f32).unwrap()).collect();
+        drop(scope);
+        let mut sum = GpuArray::<f32, _>::zeros(&gpu, LEN).unwrap();
+        for _ in 0..4 {
+            for array in &arrays {
+                sum += array;
+            }
+        }
+        let guard = sum.read_on(&gpu).unwrap();
+        drop(refused(&gpu, 8 * LEN));
+        drop(guard);
+        gpu.pool().status().unwrap()
+    };
+    let recording = Recording::read(&path).unwrap();
+    let tags = recording.events.iter().filter_map(|event| match event.what {
+        What::MovedBack { pool, tag, is_early: true, .. } => recording.tag(pool, tag),
+        _ => None,
+    });
+    assert!(tags.clone().count() > 0 && tags.clone().all(|tag| tag == "data"));
+    let held = What::Kept {
+        pool: recording.pools[0].pool,
+        by: Some(KeptBy::Guard),
+        bytes: MIB as u64,
+        array_count: 1,
+    };
+    assert!(recording.events.iter().any(|event| event.what == held));
+    let trace = gpumem_trace::Trace::read(&path).unwrap();
+    let moves = trace.real_run().moves;
+    let counters = &status.counters;
+    assert_eq!((moves.out_count, moves.copied_bytes), (counters.spill_count, counters.spilled_down_bytes));
+    assert_eq!(moves.out_bytes - moves.copied_bytes, counters.spill_avoided_bytes);
+    assert!(
+        moves.back_bytes >= counters.spilled_up_bytes && moves.early_bytes > 0 && moves.kept_bytes >= 1 << 20
+    );
+    assert!(trace.peaks().live_bytes <= LIMIT_BYTES, "{}", trace.peaks().live_bytes);
+    std::fs::remove_file(&path).unwrap();
 }
 
 /// Host memory that is refused, or whose limit is reached, leads to the refusal that there would be without spilling. Nothing is lost.
@@ -419,9 +696,9 @@ fn sessions_take_turns() {
 mod random_programs {
     use super::*;
     use gpumem_tests::array::ndarray::Ix2;
-    use gpumem_tests::array::{ArrayError, PinnedArray, update};
+    use gpumem_tests::array::{PinnedArray, update};
     use gpumem_tests::for_each_seed;
-    use gpumem_tests::pool::{BackendKind, Profile};
+    use gpumem_tests::pool::Profile;
 
     type Vector = GpuArray<f32, Ix1>;
 

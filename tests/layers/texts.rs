@@ -743,7 +743,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     ),
     (
         "texts of this library",
-        "array::GraphError pool::Failures pool::IgnoredOption pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
+        "array::GraphError pool::Failures pool::IgnoredOption pool::KeptBy pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
       trace::Waits",
     ),
     ("the call stack of the program", "sim::CallStack"),

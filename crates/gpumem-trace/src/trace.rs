@@ -9,7 +9,7 @@ mod tags;
 pub(crate) use builder::Builder;
 pub use event::{Event, Peaks};
 pub use header::{Header, Peer};
-pub use real::RealRun;
+pub use real::{MoveSums, RealRun};
 pub use tags::TagSum;
 pub(crate) use tags::TagSums;
 

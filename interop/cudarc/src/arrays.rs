@@ -6,7 +6,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceSlice,
 use gpumem_array::cudarc::{self as shared, SharedStream};
 use gpumem_array::ndarray::{Axis, Ix1, Slice};
 use gpumem_array::pool::sys::Driver;
-use gpumem_array::pool::{Device, Pool, Stream};
+use gpumem_array::pool::{Device, KeptBy, Pool, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray, GraphError};
 use std::error::Error;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ pub const CHECKS: &[(&str, fn() -> Checked)] = &[
     ("arrays are lent as slices", lent),
     ("lent arrays end in use", lent_and_dropped),
     ("arrays are lent where cudarc tracks nothing", lent_untracked),
+    ("lent arrays stay in a pool that spills", lent_and_kept),
 ];
 
 const LEN: usize = 1000;
@@ -450,6 +451,21 @@ fn lent_and_dropped() -> Checked {
     assert!(sides.gpu.pool().status()?.in_use_bytes >= BYTES);
     sides.gpu.synchronize()?;
     Ok(())
+}
+
+/// A refusal says that cudarc has the array.
+fn lent_and_kept() -> Checked {
+    let sides = Sides::with("backend:caching,hard_limit:8MiB,spill:host:64MiB")?;
+    let lent = Array::zeros(&sides.gpu, 1 << 18)?.lend_to_cudarc(&sides.shared)?;
+    let refused = Array::zeros(&sides.gpu, 8 << 18).err();
+    let Some(ArrayError::Pool(refused)) = refused else { panic!("{refused:?}") };
+    let spilling = refused.out_of_memory().and_then(|report| report.spilling.as_ref());
+    let kept =
+        spilling.map(|spilling| spilling.kept.iter().map(|kept| (kept.by, kept.bytes)).collect::<Vec<_>>());
+    assert_eq!(kept, Some(vec![(KeptBy::Cudarc, 1 << 20)]), "{refused}");
+    drop(lent);
+    drop(Array::zeros(&sides.gpu, 8 << 18)?);
+    sides.end()
 }
 
 /// A context without streams of its own records no uses, so the end of a loan waits on the host.

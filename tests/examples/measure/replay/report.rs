@@ -5,7 +5,7 @@ use gpumem_tests::pool::Bytes;
 use gpumem_tests::sys::DriverKind;
 use gpumem_tests::sys::text::Shown;
 use gpumem_trace::calls::Calls;
-use gpumem_trace::{Outcome, TagSum, Trace};
+use gpumem_trace::{MoveSums, Outcome, TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -72,6 +72,9 @@ pub(super) fn real_run_text(trace: &Trace) -> String {
     if let Some(peak_bytes) = real.peak_reserved_bytes {
         let _ = writeln!(text, "{}: the program reserved {}", trace.name(), Bytes(peak_bytes));
     }
+    if real.moves != MoveSums::default() {
+        let _ = writeln!(text, "{}: {}", trace.name(), moves_text(&real.moves));
+    }
     if trace.refused_count() > 0 {
         let _ = writeln!(text, "{}: {} of its requests were refused", trace.name(), trace.refused_count());
     }
@@ -80,6 +83,21 @@ pub(super) fn real_run_text(trace: &Trace) -> String {
         text.extend(lines);
     }
     text
+}
+
+/// One line on the arrays that moved to the host and back.
+fn moves_text(moves: &MoveSums) -> String {
+    let MoveSums {
+        out_count, out_bytes, copied_bytes, back_count, back_bytes, early_bytes, kept_bytes, ..
+    } = *moves;
+    let kept = if kept_bytes > 0 { format!("; {} could not move", Bytes(kept_bytes)) } else { String::new() };
+    format!(
+        "{out_count} arrays moved to the host ({}, {} of them copied), {back_count} moved back ({}, {} ahead of use){kept}",
+        Bytes(out_bytes),
+        Bytes(copied_bytes),
+        Bytes(back_bytes),
+        Bytes(early_bytes)
+    )
 }
 
 /// The tags of a recording; empty if it has none.
