@@ -9,7 +9,7 @@ use super::streams::{self, gpumem_stream};
 use crate::blocks;
 use crate::error::{CallResult, Failure, ending, gpumem_result, guarded};
 use crate::handles::HandleTable;
-use ::gpumem_pool::{Block, MemoryRange, SpillPin, SpillableBlock, Stream};
+use ::gpumem_pool::{Block, KeptBy, MemoryRange, SpillPin, SpillableBlock, Stream};
 use core::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -60,7 +60,7 @@ impl SpillableEntry {
     fn begin(&self, stream: &Stream, is_write: bool) -> CallResult<u64> {
         let (address, pinned) = match self.memory()? {
             SpillableMemory::Spillable(block) => {
-                let pinned = block.pin(Some(stream))?;
+                let pinned = block.pin(Some(stream), KeptBy::Guard)?;
                 (block.address(), Some(pinned))
             }
             SpillableMemory::Fixed(block) => (block.address(), None),
@@ -124,6 +124,7 @@ pub unsafe extern "C" fn gpumem_spillable_create(
             let handle = SPILLABLES.add(SpillableEntry::default())?;
             let made = SPILLABLES.with(handle, |entry| {
                 blocks::end(address.addr() as u64, |block| {
+                    SpillableBlock::expect_in(&pool_entry.pool);
                     let spillable = SpillableBlock::new(&pool_entry.pool, block, true);
                     let _first = entry
                         .memory

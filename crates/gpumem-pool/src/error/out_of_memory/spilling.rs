@@ -53,7 +53,7 @@ pub enum KeptBy {
     Dlpack,
     /// It is lent to cudarc.
     Cudarc,
-    /// It is lent by a guard, such as that of `read_on`.
+    /// It is lent by a guard, such as that of `read_on`, or a use in C has begun.
     Guard,
     /// A copy from or to host memory is being queued.
     HostCopy,
