@@ -84,6 +84,8 @@ struct Served {
     refused: usize,
     up_mib: u64,
     down_mib: u64,
+    call_count: u64,
+    call_ms: f64,
 }
 
 impl std::fmt::Display for Served {
@@ -95,14 +97,16 @@ impl std::fmt::Display for Served {
         let count = self.seconds.len().max(1) as u64;
         write!(
             f,
-            "{:.1} requests a second, half within {:.0} ms, 99 of 100 within {:.0} ms, the slowest {:.0} ms, {} refused; a request moves {} MiB up, {} MiB down",
+            "{:.1} requests a second, half within {:.0} ms, 99 of 100 within {:.0} ms, the slowest {:.0} ms, {} refused; a request moves {} MiB up, {} MiB down, with {} driver calls of the pool in {:.1} ms",
             self.rate,
             part(0.5),
             part(0.99),
             part(1.0),
             self.refused,
             self.up_mib / count,
-            self.down_mib / count
+            self.down_mib / count,
+            self.call_count / count,
+            self.call_ms / count as f64
         )
     }
 }
@@ -172,6 +176,8 @@ impl Service {
             refused,
             up_mib: (after.spilled_up_bytes - before.spilled_up_bytes) >> 20,
             down_mib: (after.spilled_down_bytes - before.spilled_down_bytes) >> 20,
+            call_count: after.driver_call_count - before.driver_call_count,
+            call_ms: 1e3 * (after.driver_call_time - before.driver_call_time).as_secs_f64(),
         })
     }
 

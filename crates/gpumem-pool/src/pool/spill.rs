@@ -47,7 +47,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_base::sync::Lock;
 use gpumem_device::{Device, Stream};
 use gpumem_sys::fork;
-use neighbour::NeighbourMemory;
+use neighbour::{Guest, NeighbourMemory};
 use plan::{SpillPlan, SpillUse};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -127,7 +127,8 @@ impl Spiller {
             is_host_short: AtomicBool::new(false),
         });
         if let Some(neighbour) = &spiller.neighbour {
-            neighbour.serve(&spiller);
+            let guest: Weak<Self> = Arc::downgrade(&spiller);
+            neighbour.serve(guest);
         }
         let spiller: Arc<dyn Spills> = spiller;
         WeakList::on(device).add(Arc::downgrade(&spiller));
@@ -266,28 +267,6 @@ impl Spiller {
         Ok(true)
     }
 
-    /// Moves all contents out of the neighbour's memory, as far as the host has room for them, and waits until they have left.
-    fn leave_neighbour(&self) -> Result<(), PoolError> {
-        let Some(near) = &self.neighbour else { return Ok(()) };
-        if fork::is_child() || self.device.sleepers().check_not_in_call().is_err() {
-            return Ok(());
-        }
-        // The thread that moves contents now may wait for this one.
-        let Some(turn) = self.turns.try_begin() else { return Ok(()) };
-        let [down, up, ..] = self.streams()?;
-        let live = self.live();
-        for block in live.iter().filter(|block| block.copy_is(|copy| near.has(copy))) {
-            if !block.drop_copy() && self.has_host_room(block.size_bytes, true) {
-                block.move_copy(self.host.alloc(block.size_bytes, down)?, down)?;
-            }
-        }
-        drop((live, turn));
-        // The memory is needed at once, by another pool.
-        down.synchronize()?;
-        up.synchronize()?;
-        near.release()
-    }
-
     /// The host memory that has to be free for a copy of such a size: unless contents are about to return, as much again, because what is
     /// away can return only if something else can leave.
     fn host_bytes_for(&self, size_bytes: u64) -> u64 {
@@ -379,6 +358,29 @@ impl Spiller {
             let _ = self.save(block, false);
             block.open();
         }
+    }
+}
+
+impl Guest for Spiller {
+    fn leave_neighbour(&self) -> Result<(), PoolError> {
+        let Some(near) = &self.neighbour else { return Ok(()) };
+        if fork::is_child() || self.device.sleepers().check_not_in_call().is_err() {
+            return Ok(());
+        }
+        // The thread that moves contents now may wait for this one.
+        let Some(turn) = self.turns.try_begin() else { return Ok(()) };
+        let [down, up, ..] = self.streams()?;
+        let live = self.live();
+        for block in live.iter().filter(|block| block.copy_is(|copy| near.has(copy))) {
+            if !block.drop_copy() && self.has_host_room(block.size_bytes, true) {
+                block.move_copy(self.host.alloc(block.size_bytes, down)?, down)?;
+            }
+        }
+        drop((live, turn));
+        // The memory is needed at once, by another pool.
+        down.synchronize()?;
+        up.synchronize()?;
+        near.release()
     }
 }
 

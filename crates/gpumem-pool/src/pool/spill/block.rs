@@ -572,7 +572,7 @@ impl Movable {
     /// Notes a move on a stream, which is told when the turn ends.
     pub(super) fn note_move(&self, kind: MoveKind, address: u64, stream: &Stream) {
         let (size_bytes, tag, stream) = (self.size_bytes, self.tag, stream.id());
-        self.spiller.turns.note(&self.pool, SpillMove { kind, address, size_bytes, stream, tag });
+        self.spiller.turns.note(&self.pool.0, SpillMove { kind, address, size_bytes, stream, tag });
     }
 
     fn record_use(&self, stream: &Stream) {
@@ -620,10 +620,7 @@ fn point_in(word: &AtomicU64) -> Option<StreamPoint> {
 }
 
 /// Makes a stream wait for points, on the device.
-pub(super) fn wait_for_all(
-    stream: &Stream,
-    points: impl IntoIterator<Item = StreamPoint>,
-) -> Result<(), PoolError> {
+fn wait_for_all(stream: &Stream, points: impl IntoIterator<Item = StreamPoint>) -> Result<(), PoolError> {
     for point in points {
         if !stream.wait_for_point_outside_captures(point)? {
             // Work of another library's stream without a marker.

@@ -1,8 +1,6 @@
 //! [`NeighbourMemory`]: memory of another device that contents move to, as long as that device can spare it. The link between two devices is
 //! several times as fast as the one to the host.
 
-use super::Spiller;
-use super::block::wait_for_all;
 use crate::backend::MemorySource;
 use crate::config::SpillNeighbour;
 use crate::error::PoolError;
@@ -15,6 +13,12 @@ use gpumem_device::{Device, Stream};
 use std::error::Error;
 use std::sync::{Arc, Weak};
 
+/// Somebody whose contents are in the memory of another device.
+pub(super) trait Guest: Send + Sync {
+    /// Moves all contents out, as far as there is room for them elsewhere, and waits until they have left.
+    fn leave_neighbour(&self) -> Result<(), PoolError>;
+}
+
 /// A pool on the other device.
 pub(super) struct NeighbourMemory {
     pool: Pool,
@@ -26,10 +30,10 @@ pub(super) struct NeighbourMemory {
     _registration: Registration,
 }
 
-/// The contents of a device's arrays in the memory of another one, and the pools that they belong to.
+/// The contents of a device's arrays in the memory of another one.
 struct SpilledContents {
     name: String,
-    spillers: Lock<Vec<Weak<Spiller>>>,
+    guests: Lock<Vec<Weak<dyn Guest>>>,
 }
 
 impl NeighbourMemory {
@@ -41,17 +45,17 @@ impl NeighbourMemory {
         let builder = Pool::builder(&neighbour).hard_limit(of.limit_bytes).peer_access(&[device.clone()]);
         let pool = builder.name(format!("spilled from device {}", device.ordinal())).build()?;
         let name = format!("arrays of device {} that moved here", device.ordinal());
-        let holder = Arc::new(SpilledContents { name, spillers: Lock::default() });
+        let holder = Arc::new(SpilledContents { name, guests: Lock::default() });
         let _registration = Registration::new(&neighbour, &holder);
         let stream = Stream::new(&neighbour)?;
         Ok(Self { pool, limit_bytes: of.limit_bytes, stream, holder, _registration })
     }
 
     /// Sets whose contents make way when the other device is short of memory.
-    pub(super) fn serve(&self, spiller: &Arc<Spiller>) {
-        let mut spillers = self.holder.spillers.lock();
-        spillers.retain(|one| one.strong_count() > 0);
-        spillers.push(Arc::downgrade(spiller));
+    pub(super) fn serve(&self, guest: Weak<dyn Guest>) {
+        let mut guests = self.holder.guests.lock();
+        guests.retain(|one| one.strong_count() > 0);
+        guests.push(guest);
     }
 
     pub(super) fn has(&self, block: &Block) -> bool {
@@ -71,7 +75,7 @@ impl NeighbourMemory {
     /// Memory that work on `stream` of the first device may use. `None` if the other device has none to spare.
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Option<Block> {
         let block = ahead_of_use(|| self.pool.alloc(size_bytes, &self.stream)).ok()?;
-        wait_for_all(stream, block.use_points()).ok()?;
+        block.order(stream).ok()?;
         block.record_use(stream);
         Some(block)
     }
@@ -83,8 +87,8 @@ impl Reclaimable for SpilledContents {
     }
 
     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let live: Vec<_> = self.spillers.lock().iter().filter_map(Weak::upgrade).collect();
-        live.iter().try_for_each(|spiller| spiller.leave_neighbour())?;
+        let live: Vec<_> = self.guests.lock().iter().filter_map(Weak::upgrade).collect();
+        live.iter().try_for_each(|guest| guest.leave_neighbour())?;
         Ok(())
     }
 }

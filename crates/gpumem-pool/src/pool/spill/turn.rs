@@ -1,8 +1,8 @@
 //! [`Turns`]: one thread at a time moves contents, and may allocate while it does.
 
-use crate::pool::Pool;
 use crate::pool::events;
 use crate::pool::observer::SpillMove;
+use crate::pool::state::PoolHandle;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use gpumem_base::sync::Lock;
 use gpumem_device::internal::catch_panic;
@@ -16,7 +16,7 @@ pub(super) struct Turns {
     owner: AtomicUsize,
     number: AtomicU64,
     /// The moves of the current turn.
-    moves: Lock<Vec<(Pool, SpillMove)>>,
+    moves: Lock<Vec<(PoolHandle, SpillMove)>>,
 }
 
 /// A turn of this thread.
@@ -45,7 +45,7 @@ impl Turns {
     }
 
     /// Notes a move in the current turn.
-    pub(super) fn note(&self, pool: &Pool, moved: SpillMove) {
+    pub(super) fn note(&self, pool: &PoolHandle, moved: SpillMove) {
         self.moves.lock().push((pool.clone(), moved));
     }
 
@@ -73,7 +73,7 @@ impl Turn<'_> {
     }
 
     /// Ends the turn, and returns its moves; none inside another turn.
-    pub(super) fn end(&mut self) -> Vec<(Pool, SpillMove)> {
+    pub(super) fn end(&mut self) -> Vec<(PoolHandle, SpillMove)> {
         let Some(lock) = self.lock.take() else { return Vec::new() };
         let moves = core::mem::take(&mut *self.turns.moves.lock());
         self.turns.owner.store(0, Ordering::Relaxed);
@@ -89,11 +89,11 @@ impl Drop for Turn<'_> {
 }
 
 /// Tells subscribers and records of moves. No lock is held. This runs in drops, and a subscriber may panic.
-pub(super) fn announce(moves: Vec<(Pool, SpillMove)>) {
+pub(super) fn announce(moves: Vec<(PoolHandle, SpillMove)>) {
     for (pool, moved) in moves {
-        let _ = catch_panic(|| events::moved(&pool.0, &moved));
-        let witnesses = pool.0.witnesses();
-        witnesses.iter().for_each(|witness| witness.moved(pool.0.id(), &moved));
+        let _ = catch_panic(|| events::moved(&pool, &moved));
+        let witnesses = pool.witnesses();
+        witnesses.iter().for_each(|witness| witness.moved(pool.id(), &moved));
     }
 }
 
