@@ -34,9 +34,10 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("values of 128 bits: `ld.b128`, `atom.exch.b128`, `mov.b128`", "atom.global.exch.b128 %y0, [%in], %y1"),
     ("`alloca`, `stacksave`, `stackrestore`", "stacksave.u64 %y0"),
     (
-        "video instructions on one number, such as `vadd`, and `vset2`, `vset4`",
+        "video instructions on one number, such as `vadd`, `vset2`, `vset4`, and parts of registers (`%r1.h10`)",
         "vadd.s32.s32.s32 %r0, %r1, %r2",
     ),
+    ("`lop3` with a predicate", "lop3.or.b32 %r0|%p0, %r1, %r2, %r3, 128, %p1"),
     (
         "`fma.rn.oob`, `cvt.rs`, and what needs `sm_100`: pairs of `f32`, sums of mixed types, minima of three",
         "fma.rn.oob.f16 %h0, %h1, %h2, %h3",

@@ -280,7 +280,7 @@ fn two_phases() -> Program {
 /// Few large arrays among many small ones, in a cycle.
 fn small_and_huge() -> Program {
     let mut program = Program::default();
-    let size_bytes = |number: usize| if number % 8 == 0 { 4 * ARRAY } else { ARRAY / 4 };
+    let size_bytes = |number: usize| if number.is_multiple_of(8) { 4 * ARRAY } else { ARRAY / 4 };
     (0..64).for_each(|number| program.make(number, size_bytes(number)));
     for _ in 0..12 {
         (0..64).for_each(|number| program.apply(&[number], &[]));
@@ -345,7 +345,9 @@ impl Numbers {
     }
 }
 
-const PROGRAMS: [(&str, fn() -> Program); 9] = [
+type NamedProgram = (&'static str, fn() -> Program);
+
+const PROGRAMS: [NamedProgram; 9] = [
     ("weights in a cycle", weights_in_a_cycle),
     ("training", training),
     ("shuffled batches", shuffled_batches),

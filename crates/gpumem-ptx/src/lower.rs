@@ -71,31 +71,19 @@ pub(crate) fn pointed(source: &Source<'_>, names: &Names<'_>) -> Vec<usize> {
     pointed.into_iter().collect()
 }
 
-/// Makes the program of a kernel, of at most `steps_max` steps. `pointed` are the functions that pointers may name.
+/// Makes the program of a kernel, and takes its steps off those that are left, whether it can run or not. `pointed` are the functions that
+/// pointers may name.
 pub(crate) fn lower(
     source: &Source<'_>,
     names: &Names<'_>,
     pointed: &[usize],
     entry: usize,
-    steps_max: usize,
+    steps_left: &mut usize,
 ) -> core::result::Result<Program, LinkError> {
-    let mut lower = Lower::new(source, names, pointed, steps_max);
-    let declared = &source.functions[entry];
-    let clustered = |(name, _): &&(&str, _)| matches!(*name, ".reqnctapercluster" | ".explicitcluster");
-    if let Some((name, _)) = declared.limits.iter().find(clustered) {
-        let error = PtxError::unsupported(declared.place, format!("the directive `{name}`"));
-        return Err(LinkError { input: declared.unit as usize, error });
-    }
-    lower.routine_of(entry);
-    // Calls add functions to the list.
-    let mut next = 0;
-    while let Some(&function) = lower.queue.get(next) {
-        let input = source.functions[function].unit as usize;
-        lower.function(next, function).map_err(|error| LinkError { input, error })?;
-        next += 1;
-    }
-    lower.program.find_blocks_apart();
-    Ok(lower.program)
+    let mut lower = Lower::new(source, names, pointed, *steps_left);
+    let lowered = lower.entry(entry);
+    *steps_left = steps_left.saturating_sub(lower.program.steps.len());
+    lowered.map(|()| lower.program)
 }
 
 struct Lower<'s, 't> {
@@ -173,6 +161,26 @@ impl<'s, 't> Lower<'s, 't> {
             place: Place::default(),
             carry: None,
         }
+    }
+
+    /// The kernel with this number, and all that it calls.
+    fn entry(&mut self, entry: usize) -> core::result::Result<(), LinkError> {
+        let declared = &self.source.functions[entry];
+        let clustered = |(name, _): &&(&str, _)| matches!(*name, ".reqnctapercluster" | ".explicitcluster");
+        if let Some((name, _)) = declared.limits.iter().find(clustered) {
+            let error = PtxError::unsupported(declared.place, format!("the directive `{name}`"));
+            return Err(LinkError { input: declared.unit as usize, error });
+        }
+        self.routine_of(entry);
+        // Calls add functions to the list.
+        let mut next = 0;
+        while let Some(&function) = self.queue.get(next) {
+            let input = self.source.functions[function].unit as usize;
+            self.function(next, function).map_err(|error| LinkError { input, error })?;
+            next += 1;
+        }
+        self.program.find_blocks_apart();
+        Ok(())
     }
 
     /// The number of the routine of a function. The function is lowered later.
@@ -484,6 +492,7 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Special(name) => self.read_special(name),
             Operand::Variable(..) | Operand::Symbol(..) => self.address_value(operand),
             Operand::Pair(Some(register), None) => Ok(Slot::Register(*register)),
+            Operand::Element(name, _) => Err(self.no_constant_index(name)),
             _ => Err(self.wrong("this operand is no value")),
         }
     }
@@ -496,6 +505,11 @@ impl<'s, 't> Lower<'s, 't> {
             let to = self.temporary();
             self.push(Op::Clock { to, part });
             return Ok(Slot::Register(to));
+        }
+        // Of a video instruction: `%r1.h10`.
+        let part = name.rsplit_once('.').and_then(|(_, part)| part.strip_prefix(['b', 'h']));
+        if part.is_some_and(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())) {
+            return Err(PtxError::unsupported(self.place, format!("the part `{}`", short(name))));
         }
         if UNSUPPORTED_SPECIALS.iter().any(|prefix| name.starts_with(prefix)) {
             return Err(PtxError::unsupported(self.place, format!("the register `{}`", short(name))));
@@ -530,6 +544,9 @@ impl<'s, 't> Lower<'s, 't> {
                 let unit = self.current().unit;
                 if let Some(variable) = self.names.variable(unit, name) {
                     let declared = &self.source.variables[variable];
+                    if let Some(what) = declared.unsupported {
+                        return Err(PtxError::unsupported(self.place, format!("`{}`, {what}", short(name))));
+                    }
                     return match declared.space {
                         Space::Shared if declared.is_extern => {
                             self.program.dynamic_align = self.program.dynamic_align.max(declared.align_bytes);
@@ -618,6 +635,10 @@ impl<'s, 't> Lower<'s, 't> {
         }
     }
 
+    fn no_constant_index(&self, name: &str) -> PtxError {
+        PtxError::unsupported(self.place, format!("an index of `{}` that is no constant", short(name)))
+    }
+
     fn register_type(&self, register: u32) -> Type {
         self.current().registers.get(register as usize).copied().unwrap_or(Type::B64)
     }
@@ -639,12 +660,7 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Element(name, index) => {
                 let variable = self.names.variable(self.current().unit, name);
                 let distance = variable.and_then(|number| self.source.variables[number].at(*index));
-                let distance = distance.ok_or_else(|| {
-                    PtxError::unsupported(
-                        self.place,
-                        format!("an index of `{}` that is no constant", short(name)),
-                    )
-                })?;
+                let distance = distance.ok_or_else(|| self.no_constant_index(name))?;
                 (&Operand::Symbol(name, 0), distance)
             }
             _ => return Err(self.wrong("an address in brackets is expected")),

@@ -89,8 +89,7 @@ impl Module {
             if !function.is_entry || function.body.is_none() {
                 continue;
             }
-            let program = lower(&source, &names, &pointed, number, steps);
-            steps -= program.as_ref().map_or(0, |program| program.steps.len()).min(steps);
+            let program = lower(&source, &names, &pointed, number, &mut steps);
             let program = match program {
                 Err(error) if matches!(error.error.what, PtxProblem::Syntax(_)) => return Err(error),
                 other => other.map_err(|error| error.error),
@@ -120,7 +119,7 @@ impl Module {
         let variables = source.variables.iter().enumerate().map(|(number, variable)| ModuleVariable {
             name: variable.name.clone(),
             size_bytes: if is_own(number, variable) { variable.size_bytes } else { 0 },
-            is_visible: variable.linkage != Linkage::Internal,
+            is_visible: variable.linkage != Linkage::Internal && variable.unsupported.is_none(),
             align_bytes: variable.align_bytes,
             is_constant: variable.space == Space::Const,
             is_used: false,

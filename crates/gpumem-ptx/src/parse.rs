@@ -6,7 +6,7 @@ mod text;
 use crate::error::{LinkError, Place, PtxError, short};
 use crate::syntax::{
     Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourceFile, Space, Statement,
-    Type, Variable,
+    Type, Variable, VariableType,
 };
 use constant::{ConstantValue, OPERATORS};
 use std::collections::HashMap;
@@ -225,16 +225,19 @@ impl<'t> Parser<'t> {
 
     /// The variables of a declaration, up to its end.
     fn variables(&mut self, space: Space, linkage: Linkage) -> Result<Vec<(&'t str, Variable)>> {
-        let (element, vector, align) = self.variable_type()?;
+        let of = self.variable_type()?;
         let mut found = Vec::new();
         loop {
             let (name, place) = self.name()?;
-            let (mut variable, parts) = self.sized(name, place, space, (element, vector, align))?;
+            let (mut variable, parts) = self.sized(name, place, space, of)?;
             variable.linkage = linkage;
             variable.is_extern |= linkage == Linkage::Extern;
             if self.take(b'=')? {
-                let mut offset_bytes = 0;
-                self.initial(&mut variable, &parts, &mut offset_bytes, 0)?;
+                match of.unsupported {
+                    // Settings by name.
+                    Some(TEXTURE) => while !matches!(self.next()?.0, Word::Mark(b'}') | Word::End) {},
+                    _ => self.initial(&mut variable, &parts, &mut 0, 0)?,
+                }
             }
             found.push((name, variable));
             if !self.take(b',')? {
@@ -245,30 +248,34 @@ impl<'t> Parser<'t> {
         Ok(found)
     }
 
-    /// The type of a variable or parameter: its element, the elements of a vector, and the alignment if it is stated.
-    fn variable_type(&mut self) -> Result<(Type, u64, Option<u64>)> {
-        let (mut align, mut vector) = (None, 1);
+    /// The type of a variable, a parameter or a register.
+    fn variable_type(&mut self) -> Result<VariableType> {
+        let mut of = VariableType { element: Type::B64, vector: 1, align_bytes: None, unsupported: None };
         loop {
             let (word, place) = self.name()?;
             match word {
-                ".align" => {
-                    align = Some(self.alignment(place)?);
-                }
-                ".v2" => vector = 2,
-                ".v4" => vector = 4,
+                ".align" => of.align_bytes = Some(self.alignment(place)?),
+                ".v2" => of.vector = 2,
+                ".v4" => of.vector = 4,
                 ".attribute" => {
-                    return Err(PtxError::unsupported(place, "a variable with an attribute"));
+                    self.expect(b'(')?;
+                    while !matches!(self.next()?.0, Word::Mark(b')') | Word::End) {}
+                    of.unsupported = Some("a variable with an attribute");
+                }
+                ".texref" | ".surfref" | ".samplerref" => {
+                    of.unsupported = Some(TEXTURE);
+                    return Ok(of);
                 }
                 _ => {
                     let element = word.strip_prefix('.').and_then(Type::of);
-                    let element = element.ok_or_else(|| {
+                    of.element = element.ok_or_else(|| {
                         PtxError::unsupported(place, format!("a variable of `{}`", short(word)))
                     })?;
                     if self.peek()?.0 == Word::Name(".align") {
                         self.next()?;
-                        align = Some(self.alignment(place)?);
+                        of.align_bytes = Some(self.alignment(place)?);
                     }
-                    return Ok((element, vector, align));
+                    return Ok(of);
                 }
             }
         }
@@ -289,7 +296,7 @@ impl<'t> Parser<'t> {
         name: &'t str,
         place: Place,
         space: Space,
-        (element, vector, align): (Type, u64, Option<u64>),
+        VariableType { element, vector, align_bytes, unsupported }: VariableType,
     ) -> Result<(Variable, Vec<u64>)> {
         let element_bytes = u64::from(element.bytes());
         let mut count = vector;
@@ -323,10 +330,11 @@ impl<'t> Parser<'t> {
             linkage: Linkage::Internal,
             space,
             element,
-            align_bytes: align.unwrap_or(element_bytes * vector),
+            align_bytes: align_bytes.unwrap_or(element_bytes * vector),
             size_bytes: if is_open { 0 } else { count * element_bytes },
             index_bytes,
             is_extern: is_open,
+            unsupported,
             initial: Vec::new(),
             place,
         };
@@ -497,7 +505,7 @@ impl<'t> Parser<'t> {
                 }
                 ".reg" => {
                     let number = function.registers.len() as u32;
-                    function.registers.push(types.0);
+                    function.registers.push(types.element);
                     self.declare(name, Named::Register(number), name_place)?;
                     Formal::Register(number)
                 }
@@ -653,8 +661,8 @@ impl<'t> Parser<'t> {
     }
 
     fn registers(&mut self, function: &mut Function<'t>) -> Result<()> {
-        let (of, len, _) = self.variable_type()?;
-        let len = len as u32;
+        let VariableType { element: of, vector, .. } = self.variable_type()?;
+        let len = vector as u32;
         loop {
             let (name, place) = self.name()?;
             if self.take(b'<')? {
@@ -1038,6 +1046,8 @@ fn name_of(word: Word<'_>) -> String {
     }
 }
 
+/// What a texture, a surface and a sampler are.
+const TEXTURE: &str = "a texture, a surface or a sampler";
 /// The largest parameter of a kernel or function.
 const PARAMETER_BYTES_MAX: u64 = 32_764;
 /// The braces of initial contents in each other, at most.

@@ -148,8 +148,22 @@ pub(crate) struct Variable {
     pub(crate) index_bytes: Option<u64>,
     /// Without a size of its own, or without a definition in this text.
     pub(crate) is_extern: bool,
+    /// What it is, if no kernel that names it can run.
+    pub(crate) unsupported: Option<&'static str>,
     pub(crate) initial: Vec<Datum>,
     pub(crate) place: Place,
+}
+
+/// The type of a variable, a parameter or a register.
+#[derive(Clone, Copy)]
+pub(crate) struct VariableType {
+    pub(crate) element: Type,
+    /// The elements of a vector.
+    pub(crate) vector: u64,
+    /// The alignment, if it is stated.
+    pub(crate) align_bytes: Option<u64>,
+    /// What it is, if no kernel that names such a variable can run.
+    pub(crate) unsupported: Option<&'static str>,
 }
 
 impl Variable {
@@ -205,6 +219,16 @@ pub(crate) struct Function<'t> {
     /// Numbers behind directives such as `.maxntid`.
     pub(crate) limits: Vec<(&'t str, Vec<u64>)>,
     pub(crate) place: Place,
+}
+
+impl Function<'_> {
+    /// The type of a parameter or result.
+    pub(crate) fn type_of(&self, formal: Formal) -> Option<Type> {
+        match formal {
+            Formal::Register(register) => self.registers.get(register as usize).copied(),
+            Formal::Variable(variable) => Some(self.variables.get(variable as usize)?.element),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

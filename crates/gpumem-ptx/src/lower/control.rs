@@ -7,7 +7,7 @@ use crate::number::LANES;
 use crate::program::{
     Access, Assertion, BARRIERS, Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote,
 };
-use crate::syntax::{Formal, Instruction, Operand, Space, Type};
+use crate::syntax::{Formal, Function, Instruction, Operand, Space, Type};
 
 impl<'s, 't> Lower<'s, 't> {
     /// Returns false for an instruction of another kind.
@@ -123,7 +123,8 @@ impl<'s, 't> Lower<'s, 't> {
                 Callee::Register(slot)
             }
         };
-        let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Option<&'s [Formal]>| {
+        type Formals<'s, 't> = Option<(&'s Function<'t>, &'s [Formal])>;
+        let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Formals<'s, 't>| {
             operands
                 .iter()
                 .enumerate()
@@ -137,9 +138,10 @@ impl<'s, 't> Lower<'s, 't> {
                             (Location::Frame(lower.frame_offset(*variable)?), declared.size_bytes as u32)
                         }
                         other => {
-                            let of = match (formals.and_then(|formals| formals.get(number)), other) {
-                                (_, Operand::Register(register)) => lower.register_type(*register),
-                                _ => Type::B64,
+                            let formal = formals.and_then(|(of, formals)| of.type_of(*formals.get(number)?));
+                            let of = match other {
+                                Operand::Register(register) => lower.register_type(*register),
+                                _ => formal.unwrap_or(Type::B64),
                             };
                             (Location::Slot(lower.value(other, of)?), of.bytes())
                         }
@@ -148,8 +150,9 @@ impl<'s, 't> Lower<'s, 't> {
                 })
                 .collect::<Result<Box<[_]>>>()
         };
-        let arguments = passed(self, arguments, formals.map(|function| &function.parameters[..]))?;
-        let results = passed(self, results, formals.map(|function| &function.results[..]))?;
+        let arguments =
+            passed(self, arguments, formals.map(|function| (function, &function.parameters[..])))?;
+        let results = passed(self, results, formals.map(|function| (function, &function.results[..])))?;
         self.push(Op::Call(Box::new(Call { target, arguments, results })));
         Ok(())
     }

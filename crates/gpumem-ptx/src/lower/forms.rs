@@ -55,7 +55,7 @@ const FORMS: &[Form] = &[
     ("shl", [3, 3], "", BITS),
     ("shr", [3, 3], "", "b16 b32 b64 u16 u32 u64 s16 s32 s64"),
     ("prmt", [4, 4], "f4e b4e rc8 ecl ecr rc16", "b32"),
-    ("lop3", [5, 5], "and or", "b32"),
+    ("lop3", [5, 5], "", "b32"),
     ("shf", [4, 4], "l r wrap clamp", "b32"),
     ("szext", [3, 3], "wrap clamp", "u32 s32"),
     ("bmsk", [3, 3], "wrap clamp", "b32"),
@@ -94,7 +94,6 @@ const OPERANDS: &[(&str, &str, [usize; 2])] = &[
     ("shfl", "sync", [5, 5]),
     ("vote", "sync", [3, 3]),
     ("setp set", "and or xor", [4, 4]),
-    ("lop3", "and or", [7, 7]),
     ("atom", "cas", [4, 4]),
 ];
 
@@ -139,12 +138,18 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("red", "acquire acq_rel", ""),
 ];
 
+/// Modifiers that make another instruction, which has other operands and is not supported.
+const OTHERS: &[(&str, &str)] =
+    &[("st red", "async"), ("fence", "tensormap::generic"), ("lop3", "and or xor")];
+
 /// Checks the form of an instruction. A modifier that is not known may be one of a later PTX: only the kernel is refused that has it.
 pub(super) fn check(instruction: &Instruction<'_>) -> Result<()> {
     let (name, modifiers) = parts(instruction);
     let form = FORMS.iter().find(|(names, ..)| has(names, name));
     let known = form.map_or("*", |(_, _, known, _)| known);
-    if !has(known, "*") && modifiers.iter().any(|part| Type::of(part).is_none() && !has(known, part)) {
+    let is_unknown = |part: &&str| !has(known, "*") && Type::of(part).is_none() && !has(known, part);
+    let is_other = |part: &&str| OTHERS.iter().any(|(names, parts)| has(names, name) && has(parts, part));
+    if modifiers.iter().any(|part| is_unknown(part) || is_other(part)) {
         let what = format!("the instruction `{}`", short(instruction.opcode));
         return Err(PtxError::unsupported(instruction.place, what));
     }

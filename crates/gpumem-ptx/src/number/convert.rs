@@ -296,7 +296,13 @@ fn float_to_float(from: Type, to: Type, rounding: Option<Rounding>) -> Option<Ve
                 narrowest_nan(a).unwrap_or(f16::from_bits(exact.to_bits() as u16))
             })
         )],
-        (Type::F64, Type::Bf16) => vec![alu!(|a: f64| bf16::from_double(a))],
+        (Type::F64, Type::Bf16) => {
+            vec![by_rounding!(near, alu!(|a: f64| bf16::from_double(a)), |mode| alu!(|a: f64| {
+                let exact: BFloat =
+                    Double::from_bits(a.to_bits().into()).convert_r(mode!(), &mut false).value;
+                if a.is_nan() { bf16::CANONICAL_NAN } else { bf16::from_bits(exact.to_bits() as u16) }
+            }))]
+        }
         _ => return None,
     })
 }

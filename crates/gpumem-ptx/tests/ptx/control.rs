@@ -89,6 +89,21 @@ fn a_launch_and_a_call_begin_with_zeros() {
     assert!(memory.words(address).into_iter().eq((0..40).map(expected)));
 }
 
+/// An argument without a register has the parameter's type.
+#[test]
+fn numbers_are_arguments() {
+    for formal in [".reg .f32 x", ".param .f32 p"] {
+        let read = if formal.starts_with(".param") { ".reg .f32 x; ld.param.f32 x, [p];" } else { "" };
+        let text = format!(
+            ".func f({formal}, .reg .u32 n, .reg .b64 to) {{ {read} st.global.f32 [to], x; st.global.u32 [to+4], n; ret; }}\n{}",
+            kernel("call f, (2.5, 7, %rd0);")
+        );
+        let (memory, address, outcome) = run_touching(&text, 1, 2);
+        outcome.unwrap();
+        assert_eq!(memory.words(address), [2.5_f32.to_bits(), 7], "{formal}");
+    }
+}
+
 /// Each lane may call another function.
 #[test]
 fn pointers_to_functions() {

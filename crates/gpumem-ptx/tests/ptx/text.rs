@@ -178,7 +178,7 @@ fn a_kernel_that_cannot_run_does_not_stop_the_others() {
     let text = |line: &str| {
         format!(
             ".version 8.0\n.target sm_80\n.entry good() {{ ret; }}\n\
-             .entry bad() {{ .reg .b32 %r<9>; .reg .f32 %f<4>; .reg .b64 %t;\n{line} ret; }}"
+             .entry bad() {{ .reg .b32 %r<9>; .reg .f32 %f<4>; .reg .b64 %t; .reg .pred %p, %q;\n{line} ret; }}"
         )
     };
     for (line, name) in [
@@ -194,12 +194,62 @@ fn a_kernel_that_cannot_run_does_not_stop_the_others() {
         ("barrier.cluster.arrive.aligned;", "barrier.cluster.arrive.aligned"),
         ("cp.async.bulk.commit_group;", "cp.async.bulk.commit_group"),
         ("mbarrier.arrive.shared::cluster.b64 _, [%t];", "mbarrier.arrive.shared::cluster.b64"),
+        ("st.async.shared::cluster.u32 [%r1], %r2, [%r3];", "st.async.shared::cluster.u32"),
+        ("red.async.relaxed.cluster.inc.u32 [%r1], %r2, [%r3];", "red.async.relaxed.cluster.inc.u32"),
+        (
+            "fence.proxy.tensormap::generic.acquire.gpu [%t], 128;",
+            "fence.proxy.tensormap::generic.acquire.gpu",
+        ),
+        ("lop3.or.b32 %r1|%p, %r2, %r3, %r4, 0x80, %q;", "lop3.or.b32"),
     ] {
         let module = Module::parse(&text(line)).unwrap();
         assert_eq!(module.entry("good").unwrap().unsupported(), None);
         let error = module.entry("bad").unwrap().unsupported().unwrap();
         assert_eq!(error.to_string(), format!("line 5, column 1: the instruction `{name}` is not supported"));
     }
+}
+
+/// What a module declares, and cannot have here, stops the kernels that name it.
+#[test]
+fn kernels_that_name_textures_and_managed_variables_are_named() {
+    for (variable, line, what) in [
+        (".global .texref x;", "mov.b64 %t, x;", "`x`, a texture, a surface or a sampler"),
+        (".global .surfref x;", "mov.b64 %t, x;", "`x`, a texture, a surface or a sampler"),
+        (
+            ".global .samplerref x = {addr_mode_0 = wrap, filter_mode = nearest};",
+            "mov.b64 %t, x;",
+            "`x`, a texture, a surface or a sampler",
+        ),
+        (
+            ".visible .global .attribute(.managed) .align 4 .u32 x = 5;",
+            "ld.global.u32 %r, [x];",
+            "`x`, a variable with an attribute",
+        ),
+        (".global .u32 y;", ".local .u32 x[4]; mov.u32 %r, x[%r];", "an index of `x` that is no constant"),
+    ] {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n{variable}\n.entry good() {{ ret; }}\n\
+             .entry bad() {{ .reg .b32 %r; .reg .b64 %t;\n{line} ret; }}"
+        );
+        let module = Module::parse(&text).unwrap();
+        assert_eq!(module.entry("good").unwrap().unsupported(), None);
+        let error = module.entry("bad").unwrap().unsupported().unwrap().to_string();
+        assert!(
+            error.starts_with("line 6, ") && error.ends_with(&format!(": {what} is not supported")),
+            "{error}"
+        );
+    }
+}
+
+/// Kernels that are refused for the size of the module count for it, too: each would be read up to the limit again.
+#[test]
+fn refused_kernels_count_for_the_size_of_a_module() {
+    let body = "mov.u32 %r, 1;".repeat(1_000);
+    let kernels: String = (0..3_000).map(|index| format!(".entry k{index}() {{ call f; ret; }}\n")).collect();
+    let text = format!(".version 8.0\n.target sm_80\n.func f() {{ .reg .b32 %r; {body} ret; }}\n{kernels}");
+    let module = Module::parse(&text).unwrap();
+    let refused = module.entries().iter().filter(|entry| entry.unsupported().is_some()).count();
+    assert!((1..3_000).contains(&refused), "{refused}");
 }
 
 /// A cluster needs its blocks to run together, and see each other's shared memory.

@@ -121,6 +121,16 @@ fn packed_and_narrow_numbers() {
     assert_eq!(word("cvt.rna.tf32.f32 %r1, 0f3F801000;"), 0x3f80_2000);
     assert_eq!(word("cvt.rn.tf32.f32 %r1, 0f3F801000;"), 0x3f80_0000);
     assert_eq!(word("cvt.rz.bf16x2.f32 %r1, 0f3F80FFFF, 0fBF80FFFF;"), 0x3f80_bf80);
+    for (rounding, value, bits) in [
+        ("rn", "0d3FF0180000000000", 0x3f81),
+        ("rz", "0d3FF0180000000000", 0x3f80),
+        ("rp", "0d3FF0000000000001", 0x3f81),
+        ("rm", "0dBFF0000000000001", 0xbf81),
+        ("rz", "1e300", 0x7f7f),
+    ] {
+        let line = format!("mov.f64 %d0, {value}; cvt.{rounding}.bf16.f64 %h0, %d0; cvt.u32.u16 %r1, %h0;");
+        assert_eq!(word(&line), bits, "{line}");
+    }
     assert_eq!(word("cvt.rn.relu.f16x2.f32 %r1, 0fBF800000, 0f3F800000;"), 0x3c00);
     assert_eq!(word("mov.b16 %h0, 0x3e00; cvt.rn.bf16.f16 %h1, %h0; cvt.u32.u16 %r1, %h1;"), 0x3fc0);
 }

@@ -59,10 +59,9 @@ impl Shape {
         let fits = |sizes: [u32; 3], max: [u32; 3]| {
             sizes.into_iter().zip(max).all(|(size, max)| (1..=max).contains(&size))
         };
-        let threads: u64 = self.block.into_iter().map(u64::from).product();
+        let threads = thread_count(self.block);
         let is_shared_ok = u64::from(self.shared_bytes) + entry.shared_bytes() <= shared_bytes_max as u64;
-        let threads_max =
-            entry.block_max().map_or(BLOCK_THREADS_MAX, |max| max.into_iter().map(u64::from).product());
+        let threads_max = entry.block_max().map_or(BLOCK_THREADS_MAX, thread_count);
         if fits(self.grid, GRID_MAX)
             && fits(self.block, BLOCK_MAX)
             && threads <= BLOCK_THREADS_MAX.min(threads_max)
@@ -74,6 +73,11 @@ impl Shape {
             Err(INVALID_VALUE)
         }
     }
+}
+
+/// The threads of a block, of which a text may state any number.
+pub(crate) fn thread_count(block: [u32; 3]) -> u64 {
+    block.into_iter().map(u64::from).fold(1, u64::saturating_mul)
 }
 
 /// The registers per thread that every kernel reports.

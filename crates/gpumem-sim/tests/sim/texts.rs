@@ -31,6 +31,7 @@ END:
     ret;
 }
 .visible .entry exact() .reqntid 8, 2 { ret; }
+.visible .entry any() .maxntid 4294967295, 4294967295, 4294967295 { ret; }
 .visible .entry broken() { trap; }
 .visible .entry foreign() { .reg .b32 %r<3>; vadd.s32.s32.s32 %r0, %r1, %r2; ret; }
 ";
@@ -222,6 +223,8 @@ fn blocks_have_the_shape_that_the_text_requires() {
         (c"comb", [1, 8, 8], right),
         (c"comb", [3, 1, 1], right),
         (c"comb", [65, 1, 1], wrong),
+        (c"any", [32, 32, 1], right),
+        (c"any", [33, 32, 1], wrong),
     ] {
         assert_eq!(launch(name, block), expected, "{name:?} {block:?}");
     }

@@ -42,7 +42,8 @@ impl NeighbourMemory {
             return Err(of.own_device().into());
         }
         let neighbour = Device::new(device.driver(), of.ordinal)?;
-        let builder = Pool::builder(&neighbour).hard_limit(of.limit_bytes).peer_access(&[device.clone()]);
+        let builder =
+            Pool::builder(&neighbour).hard_limit(of.limit_bytes).peer_access(core::slice::from_ref(device));
         let pool = builder.name(format!("spilled from device {}", device.ordinal())).build()?;
         let name = format!("arrays of device {} that moved here", device.ordinal());
         let holder = Arc::new(SpilledContents { name, guests: Lock::default() });

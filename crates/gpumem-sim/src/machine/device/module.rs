@@ -5,7 +5,7 @@ use crate::base::handle::Handle;
 use crate::device::declared::Declared;
 use crate::device::image::{COMPUTE_CAPABILITY, ImageError, cannot_run};
 use crate::device::launch::QueuedLaunch;
-use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape};
+use crate::device::module::{Body, Function, Module, REGISTERS_PER_THREAD, Shape, thread_count};
 use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES, SHARED_BYTES_OPTIN};
 use crate::machine::Machine;
 use crate::report::finding::Finding;
@@ -194,7 +194,7 @@ pub(crate) fn entry_attribute(
     match attribute {
         Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => {
             let stated = entry.block_max();
-            let threads = stated.map_or(BLOCK_THREADS_MAX, |max| max.into_iter().map(u64::from).product());
+            let threads = stated.map_or(BLOCK_THREADS_MAX, thread_count);
             Ok(threads.min(BLOCK_THREADS_MAX) as i32)
         }
         Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES => Ok(entry.shared_bytes() as i32),
