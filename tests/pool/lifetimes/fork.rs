@@ -380,6 +380,7 @@ const CALLS: &[(&str, Call)] = &[
     ("GrowableBlock::shrink_to", |my| my.with_growable(|block| block.shrink_to(0))),
     ("Pool::status", |my| my.pool.status().map(drop)),
     ("Pool::spill", |my| my.pool.spill(LARGE_BYTES).map(drop)),
+    ("Pool::without_moves", |my| my.pool.without_moves(|| my.pool.alloc(1000, &my.stream)).map(drop)),
     ("Pool::room Room::wait", |my| my.pool.room(1 << 20).wait().map(drop)),
     ("Room::within", |my| my.pool.room(1 << 20).within(Duration::ZERO).wait().map(drop)),
     ("Room::try_now", |my| my.pool.room(1 << 20).try_now().map(drop)),
