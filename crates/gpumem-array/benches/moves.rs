@@ -288,7 +288,7 @@ fn small_and_huge() -> Program {
     program
 }
 
-/// Columns that are joined, filtered and summed into new columns, most of which are dropped.
+/// Operations on columns of a table make new columns, most of which are dropped.
 fn data_frame() -> Program {
     let (mut program, mut numbers, mut next) = (Program::default(), Numbers(11), 1000);
     (0..24).for_each(|number| program.make(number, ARRAY));

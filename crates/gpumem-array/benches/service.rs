@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 enum Admission {
     /// Each request asks for room for its working set.
     Room,
-    /// So many requests at a time, in the order of their arrival.
+    /// A fixed number of requests runs at a time, in the order of arrival.
     Fixed(usize),
 }
 
@@ -79,7 +79,7 @@ struct Service {
 struct Served {
     /// Requests a second.
     rate: f64,
-    /// Of all requests, in order.
+    /// The times of all requests, the shortest first.
     seconds: Vec<f64>,
     refused: usize,
     up_mib: u64,

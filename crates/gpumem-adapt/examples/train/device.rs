@@ -1,6 +1,6 @@
 //! The training on the devices. A table that fits is uploaded once, and its batches are views; another one is fed in batches, in each
-//! epoch again. If the pool spills, such a table is uploaded once, too, in an array for each batch. Several devices have a copy of the model each, and a share of each batch: the sum of their gradients is that of the batch,
-//! so all copies make the same step. The host waits for nothing between the first step and the last, except for the pinned memory of the
+//! epoch again. If the pool spills, such a table is uploaded once, too, in an array for each part of a batch. Several devices have a copy of
+//! the model each, and a share of each batch: the sum of their gradients is that of the batch, so all copies make the same step. The host waits for nothing between the first step and the last, except for the pinned memory of the
 //! feed and for other processes without NCCL.
 
 use crate::adam::Adam;

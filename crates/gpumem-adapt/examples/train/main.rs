@@ -3,7 +3,7 @@
 //! `cargo run --release --example train` learns from the data set beside this file; `--synthetic 300000x1000 --epochs
 //! 100 --hard-limit 4GiB` from random numbers; `--help` lists the rest. A table that does not fit is fed to the GPU in batches:
 //! `--synthetic 3000000x1000 --batch 65536 --epochs 2 --hard-limit 4GiB`. With `--spill host:16GiB` it is uploaded as a whole, and the pool moves
-//! what does not fit. Without a GPU it runs on the simulator, which it prints.
+//! what does not fit. Without a GPU it runs on the simulator, and says so.
 //!
 //! `--devices 2` trains on two GPUs, whose gradients NCCL sums, and compares the losses with those of one GPU. `--rank` makes it one process
 //! for each of them. `--exchange blocks` sums without NCCL, on the simulator too: `GPUMEM_SIM_DEVICES=2`.

@@ -122,7 +122,7 @@ impl Report {
         transfers.to_string().lines().try_for_each(|line| self.line("", line))
     }
 
-    /// What moved in a pool that spills.
+    /// The moves of arrays in a pool that spills, and the bytes copied.
     pub(crate) fn spilled(&mut self, status: &Status) -> Result<()> {
         let counters = &status.counters;
         let moves = count(usize::try_from(counters.spill_count)?, "move");
