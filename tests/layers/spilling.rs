@@ -540,6 +540,22 @@ fn with_a_fault(driver: &Driver, count: usize, fault: &str) -> usize {
     refused_count
 }
 
+/// Passes over arrays of four times the limit, all of which are written.
+fn write_all(gpu: &Gpu, between: impl Fn(usize)) {
+    let mut arrays: Vec<_> =
+        (0..32).map(|index| GpuArray::from_elem(gpu, LEN, index as f32).unwrap()).collect();
+    for round in 0..3 {
+        for array in &mut arrays {
+            array.slice_mut(s![LEN - 8..]).unwrap().try_add_assign(1.0).unwrap();
+        }
+        between(round);
+    }
+    for (index, array) in arrays.iter().enumerate() {
+        let last = array.slice(s![LEN - 9..LEN - 7]).unwrap().to_vec().unwrap();
+        assert_eq!(last, [index as f32, index as f32 + 3.0]);
+    }
+}
+
 mod neighbour {
     use super::*;
     use gpumem_tests::fixtures::two_devices::{Link, check_findings, two_devices};
@@ -551,29 +567,13 @@ mod neighbour {
         Gpu::new(&Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(spill).build().unwrap()).unwrap()
     }
 
-    /// Passes over arrays of four times the limit, all of which are written.
-    fn run(gpu: &Gpu, between: impl Fn(usize)) {
-        let mut arrays: Vec<_> =
-            (0..32).map(|index| GpuArray::from_elem(gpu, LEN, index as f32).unwrap()).collect();
-        for round in 0..3 {
-            for array in &mut arrays {
-                array.slice_mut(s![LEN - 8..]).unwrap().try_add_assign(1.0).unwrap();
-            }
-            between(round);
-        }
-        for (index, array) in arrays.iter().enumerate() {
-            let last = array.slice(s![LEN - 9..LEN - 7]).unwrap().to_vec().unwrap();
-            assert_eq!(last, [index as f32, index as f32 + 3.0]);
-        }
-    }
-
     cases! {
         /// What its memory has no room for goes to the host.
         fn contents_move_to_its_memory_first(driver: &Driver) {
             let Some(driver) = two_devices(driver, Link::Direct) else { return };
             for (near_bytes, host_bytes_most) in [(64 << 20, 0), (12 << 20, 32 << 20)] {
                 let gpu = spilling_to(&driver, near_bytes);
-                run(&gpu, |_| {
+                write_all(&gpu, |_| {
                     let status = gpu.pool().status().unwrap();
                     assert!(status.spilled_bytes >= 24 << 20, "{status:#}");
                     assert!(status.spilled_host_bytes <= host_bytes_most, "{status:#}");
@@ -593,7 +593,7 @@ mod neighbour {
             let gpu = spilling_to(&driver, 40 << 20);
             let other = Device::new(&driver, 1).unwrap();
             let near = Gpu::new(&Pool::builder(&other).build().unwrap()).unwrap();
-            run(&gpu, |round| {
+            write_all(&gpu, |round| {
                 if round == 1 {
                     let status = gpu.pool().status().unwrap();
                     assert_eq!(status.spilled_host_bytes, 0, "{status:#}");
@@ -618,6 +618,163 @@ mod neighbour {
         assert!(matches!(builder(1), Err(PoolError::Unsupported(Unsupported::PeerAccess { .. }))));
         assert!(builder(2).unwrap_err().to_string().contains("device 2"));
         assert!(builder(0).unwrap_err().to_string().contains("device 0"));
+    }
+}
+
+mod file {
+    use super::*;
+    use gpumem_tests::pool::PoolError;
+    use std::fs::File;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn spilling_to(driver: &Driver, directory: &Path, file_bytes: u64) -> Gpu {
+        let device = Device::new(driver, 0).unwrap();
+        let spill = Spill::to_host(6 << 20).then_file(directory, file_bytes);
+        Gpu::new(&Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(spill).build().unwrap()).unwrap()
+    }
+
+    /// 32 MiB, of which the host has room for 6, and the device for 8.
+    fn four_times_the_limit(gpu: &Gpu) -> Vec<Array1D> {
+        (0..32).map(|index| GpuArray::from_elem(gpu, LEN, index as f32).unwrap()).collect()
+    }
+
+    /// A folder that is removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = std::env::temp_dir().join(format!("gpumem-file-{}-{number}", std::process::id()));
+            std::fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            // Only if the pool has left nothing in it.
+            std::fs::remove_dir(&self.0).unwrap();
+        }
+    }
+
+    /// The file without a name in a directory.
+    fn file_in(directory: &Path) -> File {
+        let open_files = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+        let is_there = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.starts_with(directory));
+        let path = open_files.into_iter().find(is_there).unwrap();
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    cases! {
+        /// The host has room for a quarter of what moves.
+        fn contents_move_on_to_it(driver: &Driver) {
+            let gpu = spilling_to(driver, &std::env::temp_dir(), 64 << 20);
+            write_all(&gpu, |_| {
+                let status = gpu.pool().status().unwrap();
+                assert!(status.spilled_file_bytes >= 16 << 20, "{status:#}");
+                assert!(status.spilled_host_bytes <= 6 << 20, "{status:#}");
+            });
+            assert_eq!(gpu.pool().status().unwrap().spilled_file_bytes, 0);
+        }
+    }
+
+    /// What does not change keeps its place in the file: after the first pass, nothing is written.
+    #[test]
+    fn contents_that_do_not_change_are_written_once() {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let directory = Folder::new();
+        let gpu = spilling_to(&driver, &directory.0, 64 << 20);
+        let arrays = four_times_the_limit(&gpu);
+        let mut sum = GpuArray::<f32, _>::zeros(&gpu, 1).unwrap();
+        let pass = |sum: &mut GpuArray<f32, Ix1>| {
+            for array in &arrays {
+                sum.try_add_assign(&array.slice(s![LEN - 1..]).unwrap()).unwrap();
+            }
+        };
+        pass(&mut sum);
+        pass(&mut sum);
+        let modified = || file_in(&directory.0).metadata().unwrap().modified().unwrap();
+        let written = modified();
+        for _ in 0..3 {
+            pass(&mut sum);
+        }
+        assert_eq!(sum.to_vec().unwrap(), [5.0 * 496.0]);
+        assert!(gpu.pool().status().unwrap().spilled_file_bytes >= 20 << 20);
+        assert_eq!(modified(), written);
+    }
+
+    #[test]
+    fn a_full_file_refuses_the_request_and_nothing_is_lost() {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let gpu = spilling_to(&driver, &std::env::temp_dir(), 4 << 20);
+        let mut arrays = Vec::new();
+        let report = loop {
+            match GpuArray::<f32, _>::from_elem(&gpu, LEN, arrays.len() as f32) {
+                Ok(array) => arrays.push(array),
+                Err(error) => break report_of(error),
+            }
+        };
+        let file = report.spilling.as_ref().unwrap().file.clone().unwrap();
+        assert_eq!((file.limit_bytes, file.in_use_bytes, file.failure), (4 << 20, 4 << 20, None));
+        assert!(
+            report.to_string().contains("in a file         4.000 MiB  (4.000 MiB of 4.000 MiB used)"),
+            "{report}"
+        );
+        assert!(arrays.len() >= 16, "{report}");
+        for _ in 0..2 {
+            for (index, array) in arrays.iter().enumerate() {
+                assert_eq!(array.slice(s![LEN - 2..]).unwrap().to_vec().unwrap(), [index as f32; 2]);
+            }
+        }
+    }
+
+    /// Downloads and checkpoints read what is in the file from there.
+    #[test]
+    fn contents_in_it_are_read_without_the_device() {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let directory = Folder::new();
+        let gpu = spilling_to(&driver, &directory.0, 64 << 20);
+        let arrays = four_times_the_limit(&gpu);
+        let before = gpu.pool().status().unwrap();
+        assert!(before.spilled_file_bytes >= 16 << 20, "{before:#}");
+        for (index, array) in arrays.iter().enumerate() {
+            assert!(array.to_vec().unwrap() == vec![index as f32; LEN]);
+        }
+        let after = gpu.pool().status().unwrap();
+        assert_eq!(after.counters.spilled_up_bytes, before.counters.spilled_up_bytes, "{after:#}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_an_error_that_says_so() {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let directory = Folder::new();
+        let gpu = spilling_to(&driver, &directory.0, 64 << 20);
+        let arrays = four_times_the_limit(&gpu);
+        file_in(&directory.0).set_len(0).unwrap();
+        // Reads on the host need no memory, so nothing more is written.
+        let is_lost = |result: Result<Vec<f32>, ArrayError>| match result {
+            Ok(_) => false,
+            Err(ArrayError::Pool(PoolError::SpillFile { size_bytes, .. })) => size_bytes == 1 << 20,
+            Err(error) => panic!("{error}"),
+        };
+        let (mut lost, kept): (Vec<_>, Vec<_>) =
+            arrays.into_iter().partition(|array| is_lost(array.to_vec()));
+        assert!(lost.len() >= 16, "{}", lost.len());
+        drop(kept);
+        assert!(is_lost(lost.pop().unwrap().try_mul(2.0).and_then(|twice| twice.to_vec())));
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_refused() {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let spill = Spill::to_host(1 << 30).then_file("/does/not/exist", 1 << 30);
+        let refused = Pool::builder(&Device::new(&driver, 0).unwrap()).spill(spill).build().unwrap_err();
+        assert!(
+            refused.to_string().contains("spill:file:1073741824:/does/not/exist, No such file"),
+            "{refused}"
+        );
     }
 }
 
@@ -892,11 +1049,16 @@ mod random_programs {
         assert!(refused < steps, "{refused} of {steps} refused: {status:#}");
     }
 
-    /// A pool of some backend; one in three has little host memory.
+    /// A pool of some backend; three in five have little host memory, two of them with a file.
     fn pool(driver: &Driver, seed: u64) -> Gpu {
         let device = Device::new(driver, 0).unwrap();
-        let host_bytes = if seed % 3 == 2 { 4 << 20 } else { 64 << 20 };
-        let builder = Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(Spill::to_host(host_bytes));
+        let spill = match seed % 5 {
+            1 => Spill::to_host(4 << 20),
+            2 => Spill::to_host(2 << 20).then_file(std::env::temp_dir(), 2 << 20),
+            3 => Spill::to_host(2 << 20).then_file(std::env::temp_dir(), 64 << 20),
+            _ => Spill::to_host(64 << 20),
+        };
+        let builder = Pool::builder(&device).hard_limit(LIMIT_BYTES).spill(spill);
         let builder = match seed % 4 {
             0 => builder.backend(BackendKind::None),
             1 => builder.backend(BackendKind::Native),

@@ -382,7 +382,12 @@ fn of_options(text: &str, texts: &mut Texts) {
     }
     texts.add(&FlightRecorder::File(text.into()));
     texts.add_debug(&FlightRecorder::File("flight.trace".into()));
-    texts.add(&Spill::to_host(1 << 30));
+    let spill = Spill::to_host(1 << 30).by_neighbour(1, 1 << 30).then_file(text, 1 << 30);
+    texts.add(&spill);
+    if let Spill::Host { neighbour: Some(neighbour), file: Some(file), .. } = &spill {
+        texts.add(neighbour);
+        texts.add(file);
+    }
     text.parse::<Rule>().err().iter().for_each(|error| texts.add_error(error));
     let rule = Rule::new(text, gpumem_sim::Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
     texts.add(&rule);
@@ -480,6 +485,7 @@ fn of_errors(text: &str, texts: &mut Texts) {
             size_bytes: u64::MAX,
         }),
         PoolError::Unsupported(Unsupported::PeerAccess { device: own(), peer: own() }),
+        PoolError::SpillFile { size_bytes: 1, reason: own() },
         PoolError::BadArgument(BadArgument::LimitTooSmall { pool: own(), limit_bytes: 1, minimum_bytes: 2 }),
         PoolError::Unsupported(Unsupported::Backend { backend: BackendKind::Native, reason: own() }),
         PoolError::Device(DeviceError::WrongDevice { expected: own(), found: own() }),
@@ -743,7 +749,7 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     ),
     (
         "texts of this library",
-        "array::GraphError pool::Failures pool::IgnoredOption pool::KeptBy pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
+        "array::GraphError pool::Failures pool::SpillFileReport pool::IgnoredOption pool::KeptBy pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
       trace::Waits",
     ),
     ("the call stack of the program", "sim::CallStack"),

@@ -230,6 +230,25 @@ impl Gpu {
         Ok(gpu)
     }
 
+    /// Says that a repetition of the program's loop begins. In a pool that spills ([`PoolBuilder::spill`](crate::pool::PoolBuilder::spill)),
+    /// arrays are expected to be used like after the mark before, from the first operation on. Without marks, the pool finds loops
+    /// itself, some operations later. Otherwise this does nothing.
+    ///
+    /// ```
+    /// # use gpumem_array::GpuArray;
+    /// # let gpu = gpumem_array::example_gpu()?;
+    /// let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+    /// for _ in 0..3 {
+    ///     gpu.iteration();
+    ///     x += 1.0;
+    /// }
+    /// assert_eq!(x.to_vec()?, [4.0, 5.0]);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
+    pub fn iteration(&self) {
+        SpillableBlock::begin_iteration(self.pool());
+    }
+
     /// Creates a `Gpu` with the pools and kernels of this one, and a new stream.
     ///
     /// ```

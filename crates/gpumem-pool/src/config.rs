@@ -32,7 +32,7 @@ pub use options::{VARIABLES, conf, tuning_options};
 pub(crate) use peers::PeerOption;
 pub use pool_id::PoolId;
 pub(crate) use pool_id::PoolName;
-pub use spill::{Spill, SpillNeighbour};
+pub use spill::{Spill, SpillFile, SpillNeighbour};
 #[cfg(feature = "serde")]
 pub(crate) use text::seconds;
 pub use tuning::Profile;

@@ -13,8 +13,8 @@ mod unsupported;
 pub use bad_argument::BadArgument;
 pub use no_room::NoRoom;
 pub use out_of_memory::{
-    Advice, Attempt, Growth, Holder, KeptArrays, KeptBy, OutOfMemory, ProcessUsage, RefusedBy, SpillReport,
-    UnfinishedStream,
+    Advice, Attempt, Growth, Holder, KeptArrays, KeptBy, OutOfMemory, ProcessUsage, RefusedBy,
+    SpillFileReport, SpillReport, UnfinishedStream,
 };
 pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, PoolFacts, Sample};
 pub use pool_usage::PoolUsage;
@@ -114,6 +114,15 @@ pub enum PoolError {
     /// This pool, device, driver or build cannot do it. Use the alternative that the text names.
     #[error(transparent)]
     Unsupported(Unsupported),
+    /// The contents of an array could not be read back from the file that they have moved to. They are still there: repeat the operation once
+    /// the disk can be read.
+    #[error("{} of an array could not be read back from the file that they moved to: {}; repeat the operation once the disk can be read", Bytes(*.size_bytes), Shown::sentence(.reason))]
+    SpillFile {
+        /// The size of the array.
+        size_bytes: u64,
+        /// The error of the file system, with the directory.
+        reason: String,
+    },
     /// The pool cannot go to sleep now, or another thread is changing whether it sleeps.
     #[error("the pool {} cannot sleep: {reason}; {remedy}", Shown::name(.pool))]
     CannotSleep {

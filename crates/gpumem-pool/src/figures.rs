@@ -44,6 +44,10 @@ macro_rules! figures {
                 spilled_bytes: u64, c 20;
                 /// The pinned host memory for such contents. It stays for the next.
                 spilled_host_bytes: u64;
+                /// Bytes of arrays in the memory of another device ([`Spill::by_neighbour`](crate::Spill::by_neighbour)).
+                spilled_neighbour_bytes: u64;
+                /// Bytes of arrays in a file ([`Spill::then_file`](crate::Spill::then_file)).
+                spilled_file_bytes: u64;
                 /// The number of arrays whose contents are on the host alone.
                 spilled_array_count: u64, c 24;
                 /// Bytes of arrays that a repetition of the program's loop needs at once. `None` if the pool has moved nothing, or recognises no

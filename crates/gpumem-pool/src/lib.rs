@@ -94,11 +94,12 @@ pub use builder::PoolBuilder;
 pub use config::tuning_options;
 pub use config::{
     BackendKind, ConfigError, FlightRecorder, IgnoredOption, Interface, IntoLimit, Limit, MemoryKind, PoolId,
-    Profile, Spill, SpillNeighbour, VARIABLES, conf,
+    Profile, Spill, SpillFile, SpillNeighbour, VARIABLES, conf,
 };
 pub use error::{
     Advice, Attempt, BadArgument, Growth, Holder, KeptArrays, KeptBy, NoRoom, OutOfMemory, PoolError,
-    PoolUsage, ProcessUsage, RefusedBy, RequestOrigin, SpillReport, UnfinishedStream, Unsupported,
+    PoolUsage, ProcessUsage, RefusedBy, RequestOrigin, SpillFileReport, SpillReport, UnfinishedStream,
+    Unsupported,
 };
 pub use figures::{PoolCounters, StepCounters};
 #[cfg(gpumem_planted_bugs)]

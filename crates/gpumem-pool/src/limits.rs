@@ -93,4 +93,4 @@ impl Limits {
 const NO_LIMIT: u64 = u64::MAX;
 
 /// The driver allocates physical memory in pages of 2 MiB: a lower limit could not hold one.
-const HARD_LIMIT_MIN_BYTES: u64 = 2 << 20;
+pub(crate) const HARD_LIMIT_MIN_BYTES: u64 = 2 << 20;

@@ -1008,6 +1008,8 @@ impl Pool {
             spilled_bytes: spilled.away_bytes,
             spilled_array_count: spilled.away_count,
             spilled_host_bytes: spilled.host_bytes,
+            spilled_neighbour_bytes: spilled.neighbour_bytes,
+            spilled_file_bytes: spilled.file_bytes,
             spill_needed_bytes: spilled.repetition.map(|one| one.needed_bytes),
             spill_room_bytes: spilled.repetition.map(|one| one.room_bytes),
             spill_least_bytes: spilled

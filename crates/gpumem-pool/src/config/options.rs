@@ -323,7 +323,8 @@ options! {
         "whether the last events of each thread are kept in memory, and written to a file when a request is refused with a report; \
          `on` is `gpumem-PID.trace` in the folder for temporary files, and `%p` in a path is the process ID. The cost: every \
          allocation and free takes the slow path and records an event, as with a trace";
-    spill: Spill = named("`off`, or `host:` and the bytes of host memory (host:32GiB), and before that bytes of another device's (host:32GiB+device1:16GiB)")
+    spill: Spill = named("`off`, or `host:` and the bytes of host memory (host:32GiB), before that bytes of another device's, and behind it those of \
+        a file (host:32GiB+device1:16GiB+file:200GiB:/scratch)")
         default "`off`"
         => spill on ALL, setter(Spill), variable "GPUMEM_SPILL":
         "whether arrays move to pinned host memory while device memory is short, instead of a refusal. An array moves back at its \

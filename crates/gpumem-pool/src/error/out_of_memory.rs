@@ -21,7 +21,7 @@ pub use gpumem_sys::ProcessUsage;
 use gpumem_sys::text::{Shown, debug_is_display};
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
-pub use spilling::{KeptArrays, KeptBy, SpillReport};
+pub use spilling::{KeptArrays, KeptBy, SpillFileReport, SpillReport};
 use std::path::PathBuf;
 
 /// The state of the pool and the device when a request was refused, after all attempts to make room.

@@ -41,6 +41,9 @@ pub(crate) struct SpillFigures {
     pub(crate) away_count: u64,
     /// The host memory that is kept for contents.
     pub(crate) host_bytes: u64,
+    /// The bytes of contents in the memory of another device, and in a file.
+    pub(crate) neighbour_bytes: u64,
+    pub(crate) file_bytes: u64,
     pub(crate) repetition: Option<Repetition>,
     /// The bytes per second of copies, once they were measured.
     pub(crate) down_rate: Option<u64>,

@@ -58,7 +58,8 @@ impl Room {
     ///
     /// A service that keeps memory for each of its sessions gives each session a tag, and asks for room for all that a session needs while
     /// it runs. In a pool that spills, the memory of sessions that have no reservation counts as room, because it can move to the host, and
-    /// the copies of what the session has there begin when it is admitted.
+    /// the copies of what the session has there begin when it is admitted. Where memory has to make way, at most two reservations are
+    /// admitted, or as many as fit into half of the memory.
     pub fn tag(mut self, tag: &Tag) -> Self {
         self.tag = Some(tag.clone());
         self
@@ -312,7 +313,8 @@ fn supply(pool: &PoolHandle, queue: &RoomQueue) -> Result<Option<RoomSupply>, Po
             None => pool.device().memory_info()?.free_bytes.saturating_add(cached_bytes),
         };
         let movable_bytes = pool.spiller().map(|spiller| spiller.movable_bytes()).unwrap_or_default();
-        return Ok(Some(RoomSupply { free_bytes, movable_bytes, in_use_bytes }));
+        let total_bytes = pool.limits.hard_bytes().unwrap_or_else(|| pool.device().total_bytes());
+        return Ok(Some(RoomSupply { total_bytes, free_bytes, movable_bytes, in_use_bytes }));
     }
     Ok(None)
 }

@@ -3,6 +3,9 @@
 //! A reservation counts what its tag has in device memory: what it has set aside, and does not have yet, is *outstanding*. A request is
 //! admitted once what it lacks fits beside all outstanding memory. Requests are admitted in the order of their arrival, but one that
 //! waits is passed by others that fit, until these add up to its own size.
+//!
+//! Where contents of others have to make way, reservations take at most half of the memory, or there are two: contents of the next request
+//! return beside the work of the present one, and those of requests that have ended stay for a while.
 
 #[cfg(test)]
 mod tests;
@@ -49,6 +52,8 @@ struct WaitingRoom {
 /// The memory of a pool at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct RoomSupply {
+    /// All memory that there is.
+    pub(crate) total_bytes: u64,
     /// The bytes available without moving contents.
     pub(crate) free_bytes: u64,
     /// By tag, what arrays have in device memory that could move to the host.
@@ -192,14 +197,26 @@ impl RoomQueue {
 
     /// True if what a request lacks fits beside what is outstanding. What its own tag and those of reservations have does not move.
     fn fits(&self, room: RoomSize, supply: &RoomSupply) -> bool {
+        let needed_bytes = self.outstanding_bytes(supply).saturating_add(self.missing_bytes(room, supply));
+        if needed_bytes <= supply.free_bytes {
+            return true;
+        }
         let reserved = self.reserved_bytes();
+        let with_it = reserved.values().copied().fold(room.size_bytes, u64::saturating_add);
+        if self.admitted.len() >= MOVING_MIN && with_it > supply.total_bytes / MOVING_DIVISOR {
+            return false;
+        }
         let is_idle = |tag: &u16| *tag != room.tag && !reserved.contains_key(tag);
         let idle = supply.movable_bytes.iter().filter(|(tag, _)| is_idle(tag)).map(|(_, bytes)| *bytes);
         let could_be_free_bytes = idle.fold(supply.free_bytes, u64::saturating_add);
-        let needed_bytes = self.outstanding_bytes(supply).saturating_add(self.missing_bytes(room, supply));
         needed_bytes <= could_be_free_bytes
     }
 }
+
+/// The reservations that there may be while contents make way, whatever their size.
+const MOVING_MIN: usize = 2;
+/// The part of the memory that reservations may take while contents make way. Of 2, 3 and 4 requests at a time, 2 served the most.
+const MOVING_DIVISOR: u64 = 2;
 
 impl RoomSupply {
     fn in_use(&self, tag: u16) -> u64 {

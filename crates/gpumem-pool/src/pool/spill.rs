@@ -22,6 +22,7 @@
 //! or the device, refuses asks the spillers of other pools, too.
 
 mod block;
+mod file;
 mod neighbour;
 mod plan;
 mod timing;
@@ -34,9 +35,8 @@ use crate::config::{MemoryKind, PoolId, Spill};
 use crate::error::{KeptBy, PoolError, SpillReport};
 use crate::figures::ActivityCounters;
 use crate::limits::spills::{SpillFigures, Spills};
-use crate::limits::{LimitNode, WeakList};
+use crate::limits::{HARD_LIMIT_MIN_BYTES, LimitNode, WeakList};
 use crate::pool::Pool;
-use crate::pool::block::Block;
 use crate::pool::hub::Hub;
 use crate::pool::observer::MoveKind;
 use crate::pool::request::ahead::ahead_of_use;
@@ -44,6 +44,7 @@ use crate::pool::rooms::Rooms;
 use block::{CopyState, Movable};
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use file::FileMemory;
 use gpumem_base::sync::Lock;
 use gpumem_device::{Device, Stream};
 use gpumem_sys::fork;
@@ -65,6 +66,8 @@ pub(crate) struct Spiller {
     host: Pool,
     /// Memory of another device that they move to first. Shared like that.
     neighbour: Option<Arc<NeighbourMemory>>,
+    /// A file that they move on to when the host memory is full. Shared like that.
+    file: Option<Arc<FileMemory>>,
     /// The limits that the pool's memory counts against.
     limits: Arc<LimitNode>,
     activity: Arc<ActivityCounters>,
@@ -82,8 +85,8 @@ pub(crate) struct Spiller {
     /// In a turn: contents return ahead of their use, and make room by dropping contents that the host has, which are not expected within
     /// as many operations; 0 in other turns.
     early_distance: AtomicU64,
-    /// In a turn: contents are about to return, and room is made for them.
-    is_returning: AtomicBool,
+    /// In a turn: 1 while contents are about to return, and room is made for them.
+    is_returning: AtomicU64,
     /// True if the host has refused memory for the last contents that needed some.
     is_host_short: AtomicBool,
 }
@@ -95,22 +98,27 @@ impl Spiller {
         parent: Option<&Arc<dyn Spills>>,
     ) -> Result<Option<Arc<dyn Spills>>, PoolError> {
         let (device, config) = (hub.device(), hub.config());
-        let Spill::Host { limit_bytes, neighbour } = config.spill else { return Ok(None) };
+        let Spill::Host { limit_bytes, neighbour, file } = config.spill.clone() else { return Ok(None) };
         if config.kind != MemoryKind::Device {
             return Ok(None);
         }
-        let (host, neighbour) = match parent.and_then(Self::from_dyn) {
-            Some(parent) => (parent.host.clone(), parent.neighbour.clone()),
+        if limit_bytes < HARD_LIMIT_MIN_BYTES {
+            return Err(Spill::too_small(limit_bytes, HARD_LIMIT_MIN_BYTES).into());
+        }
+        let (host, neighbour, file) = match parent.and_then(Self::from_dyn) {
+            Some(parent) => (parent.host.clone(), parent.neighbour.clone(), parent.file.clone()),
             None => {
                 let builder = Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes);
                 let neighbour = neighbour.map(|of| NeighbourMemory::open(device, of)).transpose()?;
-                (builder.name("spilled").build()?, neighbour.map(Arc::new))
+                let file = file.map(FileMemory::open).transpose()?;
+                (builder.name("spilled").build()?, neighbour.map(Arc::new), file.map(Arc::new))
             }
         };
         let spiller = Arc::new(Self {
             device: device.clone(),
             limit_bytes,
             neighbour,
+            file,
             size_bytes_min: config.spill_bytes_min.unwrap_or(SIZE_BYTES_MIN).max(1),
             host,
             limits: Arc::clone(&hub.limits.node),
@@ -123,7 +131,7 @@ impl Spiller {
             plan: Lock::default(),
             blocks: Lock::default(),
             early_distance: AtomicU64::new(0),
-            is_returning: AtomicBool::new(false),
+            is_returning: AtomicU64::new(0),
             is_host_short: AtomicBool::new(false),
         });
         if let Some(neighbour) = &spiller.neighbour {
@@ -270,7 +278,7 @@ impl Spiller {
     /// The host memory that has to be free for a copy of such a size: unless contents are about to return, as much again, because what is
     /// away can return only if something else can leave.
     fn host_bytes_for(&self, size_bytes: u64) -> u64 {
-        let copies = if self.is_returning.load(Ordering::Relaxed) { 1 } else { 2 };
+        let copies = if self.is_returning.load(Ordering::Relaxed) == 1 { 1 } else { 2 };
         copies * size_bytes.max(self.plan.lock().largest_away_bytes())
     }
 
@@ -280,16 +288,51 @@ impl Spiller {
         let fits =
             || self.host.0.backend.counts().in_use_bytes.saturating_add(needed_bytes) <= self.limit_bytes;
         let drop_and_fit = |which: fn(&Movable) -> bool| self.drop_copies(which) && fits();
-        fits() || is_needed && (drop_and_fit(Movable::has_stale_copy) || drop_and_fit(|_| true))
+        fits()
+            || is_needed
+                && (drop_and_fit(Movable::has_stale_copy)
+                    || drop_and_fit(|_| true)
+                    || self.move_to_file_until(fits))
+    }
+
+    /// Moves contents that are on the host alone on to the file, those first that are used last.
+    fn move_to_file_until(&self, fits: impl Fn() -> bool) -> bool {
+        let Some(file) = &self.file else { return false };
+        let (live, turn) = (self.live_of_all(), self.turns.own_number());
+        let mut away: Vec<_> = live
+            .iter()
+            .filter(|block| block.is_away() && self.is_host_copy(block))
+            .map(|block| (block.is_protected_in(turn), block.expected_distance(), block))
+            .collect();
+        away.sort_by(|one, other| one.0.cmp(&other.0).then(other.1.total_cmp(&one.1)));
+        for (_, _, block) in away {
+            let moved = |block: &Movable| block.move_to_file(file).unwrap_or(false);
+            if !moved(block) && live.iter().any(|other| other.drop_file_copy()) {
+                moved(block);
+            }
+            if fits() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Frees the host memory of contents that the device has, too, of all pools that share it. True if there was any.
     fn drop_copies(&self, which: impl Fn(&Movable) -> bool) -> bool {
+        let live = self.live_of_all();
+        live.iter().filter(|block| which(block) && self.is_host_copy(block) && block.drop_copy()).count() > 0
+    }
+
+    /// True if host memory has a copy of the contents.
+    fn is_host_copy(&self, block: &Movable) -> bool {
+        block.copy_is(|copy| !self.neighbour.as_ref().is_some_and(|near| near.has(copy)))
+    }
+
+    /// The blocks of all pools that share the host memory.
+    fn live_of_all(&self) -> Vec<Arc<Movable>> {
         let all = WeakList::<dyn Spills>::on(&self.device).live();
         let sharing = all.iter().filter_map(Self::from_dyn).filter(|one| one.host.id() == self.host.id());
-        let live: Vec<_> = sharing.flat_map(|one| one.live()).collect();
-        let is_far = |copy: &Block| !self.neighbour.as_ref().is_some_and(|near| near.has(copy));
-        live.iter().filter(|block| which(block) && block.copy_is(is_far) && block.drop_copy()).count() > 0
+        sharing.flat_map(|one| one.live()).collect()
     }
 
     fn live(&self) -> Vec<Arc<Movable>> {
@@ -302,14 +345,24 @@ impl Spiller {
             return Ok(());
         }
         let [_, up, ..] = self.streams()?;
-        let outer = self.is_returning.swap(true, Ordering::Relaxed);
-        let returned = block.bring_back(up);
-        self.is_returning.store(outer, Ordering::Relaxed);
-        let copied_bytes = returned?;
+        let returning = Meanwhile::new(&self.is_returning, 1);
+        self.read_back(block, up)?;
+        let copied_bytes = block.bring_back(up)?;
+        drop(returning);
         block.note_move(MoveKind::Back { is_early }, block.address(), up);
         self.activity.spilled_up_bytes.add(copied_bytes);
         self.plan.lock().set_resident(block.number, true, is_early);
         Ok(())
+    }
+
+    /// Reads contents that are in the file alone back to host memory.
+    fn read_back(&self, block: &Movable, up: &Stream) -> Result<(), PoolError> {
+        if !block.is_in_file() {
+            return Ok(());
+        }
+        // Without room, the error of the allocation says so.
+        let _has_room = self.has_host_room(block.size_bytes, true);
+        block.read_back(self.host.alloc(block.size_bytes, up)?)
     }
 
     /// Records an operation that has been queued. Copies contents down that are expected to move out before their next use, and brings
@@ -334,9 +387,9 @@ impl Spiller {
             }
             block.protect(&turn);
             let distance = self.plan.lock().expected_in(number).unwrap_or(0);
-            self.early_distance.store(EARLY_FACTOR * distance.max(1), Ordering::Relaxed);
+            let early = Meanwhile::new(&self.early_distance, EARLY_FACTOR * distance.max(1));
             let returned = ahead_of_use(|| self.bring_back(&block, true));
-            self.early_distance.store(0, Ordering::Relaxed);
+            drop(early);
             // Without memory for it, it returns at its use.
             if returned.is_err() {
                 return;
@@ -410,6 +463,13 @@ impl Spills for Spiller {
         }
         let turn = self.turns.begin();
         away.iter().for_each(|block| block.protect(&turn));
+        // Room for all of them at once: neighbours, after one wait for calls.
+        let needed_bytes: u64 = away.iter().map(|block| block.size_bytes).sum();
+        let in_use_bytes = away.first().map_or(0, |block| block.pool_in_use_bytes());
+        let free_bytes = self.limits.limit_bytes().saturating_sub(in_use_bytes);
+        if needed_bytes > free_bytes {
+            self.free(&turn, needed_bytes - free_bytes);
+        }
         for block in away {
             // Without memory for it, it returns at its use.
             if ahead_of_use(|| self.bring_back(block, false)).is_err() {
@@ -426,7 +486,7 @@ impl Spills for Spiller {
         let turn = self.turns.begin();
         let mut saved = self.live();
         saved.retain(|block| {
-            block.may_move(turn.number()) && block.has_copy() && block.host_copy() != CopyState::Missing
+            block.may_move(turn.number()) && block.needs_no_room() && block.host_copy() != CopyState::Missing
         });
         self.move_all_out(saved);
         if !keeps_contents {
@@ -440,9 +500,10 @@ impl Spills for Spiller {
         let live = self.live();
         let mut room_bytes = self.limit_bytes.saturating_sub(self.host.0.backend.counts().in_use_bytes);
         room_bytes += self.neighbour.as_ref().map_or(0, |near| near.room_bytes());
+        room_bytes += self.file.as_ref().map_or(0, |file| file.room_bytes());
         let mut sums = BTreeMap::new();
         for block in live.iter().filter(|block| !block.is_pinned() && !block.is_away()) {
-            if !block.has_copy() {
+            if !block.needs_no_room() {
                 let Some(left_bytes) = room_bytes.checked_sub(block.size_bytes) else { continue };
                 room_bytes = left_bytes;
             }
@@ -458,6 +519,7 @@ impl Spills for Spiller {
             away_bytes: self.plan.lock().away().0,
             host_limit_bytes: self.limit_bytes,
             host_in_use_bytes,
+            file: self.file.as_ref().map(|file| file.report()),
             ..SpillReport::default()
         };
         let turn = self.turns.own_number();
@@ -469,7 +531,7 @@ impl Spills for Spiller {
                 match block.holder() {
                     Some(holder) => holder,
                     None if block.is_protected_in(turn) => KeptBy::Operation,
-                    None if block.has_copy() => KeptBy::Nothing,
+                    None if block.needs_no_room() => KeptBy::Nothing,
                     None if host_in_use_bytes.saturating_add(needed_bytes) > self.limit_bytes => {
                         KeptBy::HostLimit
                     }
@@ -489,8 +551,34 @@ impl Spills for Spiller {
             (plan.away(), plan.repetition())
         };
         let [down_rate, up_rate] = self.timings.rates();
-        let host_bytes = self.host.0.reserved_bytes().unwrap_or(0);
-        SpillFigures { away_bytes, away_count, host_bytes, repetition, down_rate, up_rate }
+        SpillFigures {
+            away_bytes,
+            away_count,
+            host_bytes: self.host.0.reserved_bytes().unwrap_or(0),
+            neighbour_bytes: self.neighbour.as_ref().map_or(0, |near| near.in_use_bytes()),
+            file_bytes: self.file.as_ref().map_or(0, |file| file.in_use_bytes()),
+            repetition,
+            down_rate,
+            up_rate,
+        }
+    }
+}
+
+/// A word has a value until this is dropped: a reclaim callback of the program may panic meanwhile.
+struct Meanwhile<'a> {
+    word: &'a AtomicU64,
+    before: u64,
+}
+
+impl<'a> Meanwhile<'a> {
+    fn new(word: &'a AtomicU64, value: u64) -> Self {
+        Self { word, before: word.swap(value, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for Meanwhile<'_> {
+    fn drop(&mut self) {
+        self.word.store(self.before, Ordering::Relaxed);
     }
 }
 

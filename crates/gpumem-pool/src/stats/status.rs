@@ -202,7 +202,15 @@ impl fmt::Display for Status {
             let (spilled, on_host) = (Bytes(self.spilled_bytes), Bytes(self.spilled_host_bytes));
             let arrays = if self.spilled_array_count == 1 { "array" } else { "arrays" };
             let count = self.spilled_array_count;
-            writeln!(f, "Memory pool spilled: {spilled} in {count} {arrays} ({on_host} of host memory)")?;
+            write!(f, "Memory pool spilled: {spilled} in {count} {arrays} ({on_host} of host memory")?;
+            let others = [
+                (self.spilled_neighbour_bytes, "of another device's"),
+                (self.spilled_file_bytes, "in a file"),
+            ];
+            for (bytes, place) in others.into_iter().filter(|(bytes, _)| *bytes > 0) {
+                write!(f, ", {} {place}", Bytes(bytes))?;
+            }
+            writeln!(f, ")")?;
         }
         if let Some(line) = self.spill_prediction() {
             writeln!(f, "{line}")?;

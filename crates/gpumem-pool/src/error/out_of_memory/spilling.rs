@@ -14,6 +14,8 @@ pub struct SpillReport {
     pub host_limit_bytes: u64,
     /// The bytes of host memory that contents take, copies of contents on the device included.
     pub host_in_use_bytes: u64,
+    /// The file that contents move on to, if there is one.
+    pub file: Option<SpillFileReport>,
     /// The arrays that stayed, by reason. Each array counts once, for the first of its reasons in the order of [`KeptBy`].
     pub kept: Vec<KeptArrays>,
     /// The bytes of all arrays that the refused operation uses, those on the host included: they have to be in device memory together. 0 for
@@ -22,6 +24,19 @@ pub struct SpillReport {
     /// Bytes of the memory in use that cannot move: blocks of the program and of other libraries, and arrays of less than 64 KiB, of graphs,
     /// or that grow.
     pub other_bytes: u64,
+}
+
+/// A file that contents move to when the host memory is full.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct SpillFileReport {
+    /// The limit of the file.
+    pub limit_bytes: u64,
+    /// The bytes of contents in it.
+    pub in_use_bytes: u64,
+    /// Why it could not be written last; `None` if it could.
+    pub failure: Option<String>,
 }
 
 /// Arrays that stayed in device memory for one reason.

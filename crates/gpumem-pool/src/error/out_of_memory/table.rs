@@ -155,13 +155,20 @@ fn spilling(report: &SpillReport) -> Vec<Row> {
         away_bytes,
         host_limit_bytes,
         host_in_use_bytes,
+        ref file,
         ref kept,
         operation_bytes,
         other_bytes,
     } = *report;
-    let host =
-        format!("of arrays on the host ({} of {} used)", Bytes(host_in_use_bytes), Bytes(host_limit_bytes));
+    let of = |used_bytes, limit_bytes| format!("{} of {} used", Bytes(used_bytes), Bytes(limit_bytes));
+    let host = format!("of arrays on the host ({})", of(host_in_use_bytes, host_limit_bytes));
     let mut rows = vec![row("spilled", away_bytes, host)];
+    rows.extend(file.as_ref().map(|file| {
+        let failure =
+            file.failure.as_ref().map(|failure| format!("; a write failed: {}", Shown::sentence(failure)));
+        let used = of(file.in_use_bytes, file.limit_bytes);
+        row("  in a file", file.in_use_bytes, format!("({used}{})", failure.unwrap_or_default()))
+    }));
     let kept_bytes = report.kept_bytes().saturating_add(other_bytes);
     if kept_bytes > 0 {
         rows.push(row("not spilled", kept_bytes, "of the memory in use"));

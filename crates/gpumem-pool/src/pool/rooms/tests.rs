@@ -73,6 +73,29 @@ fn what_moves_away_makes_room_unless_it_is_needed() {
     assert!(!queue.is_admitted(third), "the second counts on a part of its memory");
 }
 
+/// Four sessions of 60 in a memory of 300, of which one is idle there: with moves, two run.
+#[test]
+fn where_contents_make_way_half_of_the_memory_is_reserved() {
+    let sessions = |idle: &[u16], free_bytes| RoomSupply {
+        total_bytes: 300,
+        free_bytes,
+        movable_bytes: idle.iter().map(|tag| (*tag, 60)).collect(),
+        in_use_bytes: (1..=5).map(|tag| (tag, 60)).collect(),
+    };
+    let mut queue = RoomQueue::default();
+    let resident: Vec<_> = (1..=2).map(|tag| queue.add(RoomSize { tag, size_bytes: 60 })).collect();
+    let away: Vec<_> = (6..=7).map(|tag| queue.add(RoomSize { tag, size_bytes: 60 })).collect();
+    queue.admit(&sessions(&[3, 4, 5], 0));
+    assert!(resident.iter().all(|number| queue.is_admitted(*number)));
+    assert!(!queue.is_admitted(away[0]), "it would take 180 of 300");
+    queue.remove(resident[0]);
+    queue.admit(&sessions(&[1, 3, 4, 5], 0));
+    assert!(queue.is_admitted(away[0]) && !queue.is_admitted(away[1]));
+    // Nothing has to make way.
+    queue.admit(&sessions(&[1, 3, 4, 5], 120));
+    assert!(queue.is_admitted(away[1]));
+}
+
 proptest! {
     /// In every order of requests and ends, reservations fit together, and no request is passed by more bytes than it asks for.
     #[test]

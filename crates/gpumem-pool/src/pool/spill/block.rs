@@ -1,9 +1,11 @@
 //! [`SpillableBlock`]: a block whose contents may move to the host and back.
 
 use super::Spiller;
+use super::file::{FileMemory, FilePart};
 use super::plan::SpillUse;
 use super::timing::Interval;
 use super::turn::{Turn, announce};
+use crate::backend::MemorySource;
 use crate::error::{KeptBy, PoolError};
 use crate::pool::Pool;
 use crate::pool::block::Block;
@@ -72,6 +74,8 @@ struct Places {
     device: Option<Block>,
     /// The copy on the host, or in the memory of a neighbour.
     host: Option<Block>,
+    /// The contents of the latest copy on the host, in a file. Without another copy, they are read back before they return.
+    file: Option<FilePart>,
     /// The points behind the latest uses of the device memory on further streams.
     points: Vec<StreamPoint>,
 }
@@ -259,6 +263,13 @@ impl SpillableBlock {
         spiller.note_operation(&noted);
     }
 
+    /// Says that a repetition of the program's loop begins.
+    pub fn begin_iteration(pool: &Pool) {
+        if let Some(spiller) = Spiller::of(pool).filter(|spiller| spiller.is_active()) {
+            spiller.plan.lock().begin_iteration();
+        }
+    }
+
     /// Says that arrays of a pool may be made. The reports of a pool that does not spill mention spilling only then.
     pub fn expect_in(pool: &Pool) {
         pool.0.has_arrays.store(true, Ordering::Relaxed);
@@ -319,17 +330,24 @@ impl SpillableBlock {
                 }
             }
             // The lock is held for one part, because decisions of other threads wait for it.
-            let size_bytes = (range.end - start).min(READ_BYTES);
-            let host = places.host.as_ref().filter(|_| places.device.is_none());
-            let Some(address) = host.and_then(Block::host_ptr) else { return Ok(false) };
-            let bytes = core::ptr::slice_from_raw_parts(
-                address.as_ptr().wrapping_add(start as usize),
-                size_bytes as usize,
-            );
-            // SAFETY: the block has these bytes. The copy that wrote them is complete: while the device has no memory for the contents, there
-            // is no later one, and the lock keeps it so. Others only read the bytes.
-            read(unsafe { &*bytes });
-            start += size_bytes;
+            let end = range.end.min(start + READ_BYTES);
+            if places.device.is_some() {
+                return Ok(false);
+            }
+            match (&places.host, &places.file) {
+                // SAFETY: the copy that wrote them is complete.
+                (Some(host), _) => match unsafe { contents_of(host, start..end) } {
+                    Some(contents) => read(contents),
+                    None => return Ok(false),
+                },
+                (None, Some(file)) => {
+                    let mut contents = vec![0; (end - start) as usize];
+                    file.read(start, &mut contents)?;
+                    read(&contents);
+                }
+                (None, None) => return Ok(false),
+            }
+            start = end;
         }
         Ok(true)
     }
@@ -385,6 +403,11 @@ impl Movable {
         turn == Some(self.protected.load(Ordering::Relaxed))
     }
 
+    /// After how many operations of its pool the block is expected to be used.
+    pub(super) fn expected_distance(&self) -> f64 {
+        self.spiller.plan.lock().distance_of(self.number)
+    }
+
     pub(super) fn host_copy(&self) -> CopyState {
         match self.saved.load(Ordering::Acquire) {
             _ if self.is_changed.load(Ordering::Relaxed) => CopyState::Missing,
@@ -430,6 +453,10 @@ impl Movable {
         self.pool.is_asleep()
     }
 
+    pub(super) fn pool_in_use_bytes(&self) -> u64 {
+        self.pool.0.backend.counts().in_use_bytes
+    }
+
     pub(super) fn is_away(&self) -> bool {
         self.places.lock().device.is_none()
     }
@@ -463,7 +490,7 @@ impl Movable {
         to.copy_from_ordered(device, down)?;
         timings.end(start, down, Interval::Down(self.size_bytes));
         // A marker behind the point: who waits for it does not wait for later copies.
-        places.host = Some(to);
+        (places.host, places.file) = (Some(to), None);
         self.saved.store(down.point().to_bits(), Ordering::Release);
         let _marked = down.mark();
         self.is_changed.store(false, Ordering::Relaxed);
@@ -525,6 +552,67 @@ impl Movable {
         self.copy_is(|_| true)
     }
 
+    /// True if the contents can leave the device without more host memory.
+    pub(super) fn needs_no_room(&self) -> bool {
+        let places = self.places.lock();
+        places.host.is_some() || places.file.is_some() && !self.has_stale_copy()
+    }
+
+    /// The contents that are in a file alone.
+    pub(super) fn is_in_file(&self) -> bool {
+        let places = self.places.lock();
+        places.device.is_none() && places.host.is_none() && places.file.is_some()
+    }
+
+    /// Writes contents that are on the host alone to a file, and frees the host memory. Waits for their copy to the host. False if the file
+    /// has no room.
+    pub(super) fn move_to_file(&self, file: &Arc<FileMemory>) -> Result<bool, PoolError> {
+        while self.host_copy() == CopyState::UnderWay {
+            let Some(saved) = point_in(&self.saved) else { break };
+            self.pool.device().synchronize_point(saved)?;
+        }
+        let mut places = self.places.lock();
+        if places.device.is_some() {
+            return Ok(false);
+        }
+        if places.file.is_none() {
+            // SAFETY: the copy that wrote them is complete.
+            let contents =
+                places.host.as_ref().and_then(|host| unsafe { contents_of(host, 0..self.size_bytes) });
+            places.file = contents.and_then(|contents| file.write(contents));
+        }
+        let freed = if places.file.is_some() { places.host.take() } else { None };
+        drop(places);
+        Ok(freed.is_some())
+    }
+
+    /// Reads contents that are in a file alone back to host memory. In a turn.
+    pub(super) fn read_back(&self, to: Block) -> Result<(), PoolError> {
+        let mut places = self.places.lock();
+        if let Some(file) = &places.file
+            && places.host.is_none()
+        {
+            // SAFETY: the block is new, so nothing else uses it.
+            if let Some(contents) = unsafe { contents_of(&to, 0..self.size_bytes) } {
+                file.read(0, contents)?;
+                places.host = Some(to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the part of a file with contents that are elsewhere, too. True if there was any.
+    pub(super) fn drop_file_copy(&self) -> bool {
+        let mut places = self.places.lock();
+        let is_elsewhere = places.device.is_some() || places.host.is_some();
+        let part = if is_elsewhere { places.file.take() } else { None };
+        if part.is_some() && places.host.is_none() {
+            self.is_changed.store(true, Ordering::Relaxed);
+        }
+        drop(places);
+        part.is_some()
+    }
+
     /// True if there is memory for the contents outside of the device, of which this is true.
     pub(super) fn copy_is(&self, of: impl FnOnce(&Block) -> bool) -> bool {
         self.places.lock().host.as_ref().is_some_and(of)
@@ -552,8 +640,11 @@ impl Movable {
     /// Frees the host memory of contents that the device has, too. They are copied down again before they leave. True if there was any.
     pub(super) fn drop_copy(&self) -> bool {
         let mut places = self.places.lock();
+        if self.has_stale_copy() {
+            places.file = None;
+        }
         let copy = if places.device.is_some() { places.host.take() } else { None };
-        if copy.is_some() {
+        if copy.is_some() && places.file.is_none() {
             self.is_changed.store(true, Ordering::Relaxed);
         }
         drop(places);
@@ -612,6 +703,20 @@ impl Drop for SpillPin {
 const READ_BYTES: u64 = 4 << 20;
 
 debug_fields!(SpillableBlock, it, size_bytes: it.0.size_bytes);
+
+/// A part of a block of host memory. `None` for memory that the host cannot access.
+///
+/// # Safety
+///
+/// Nothing writes these bytes while the result exists, and only the caller if it does.
+#[expect(clippy::mut_from_ref, reason = "the block is a handle of the memory")]
+unsafe fn contents_of(block: &Block, range: Range<u64>) -> Option<&mut [u8]> {
+    let address = block.host_ptr().filter(|_| range.end <= block.size_bytes())?;
+    let start = address.as_ptr().wrapping_add(range.start as usize);
+    let bytes = core::ptr::slice_from_raw_parts_mut(start, (range.end - range.start) as usize);
+    // SAFETY: the block has these bytes. The caller guarantees the rest.
+    Some(unsafe { &mut *bytes })
+}
 
 /// The point in a word; `None` for 0.
 fn point_in(word: &AtomicU64) -> Option<StreamPoint> {

@@ -65,7 +65,11 @@ impl NeighbourMemory {
 
     /// The bytes that may move here.
     pub(super) fn room_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.pool.0.backend.counts().in_use_bytes)
+        self.limit_bytes.saturating_sub(self.in_use_bytes())
+    }
+
+    pub(super) fn in_use_bytes(&self) -> u64 {
+        self.pool.0.backend.counts().in_use_bytes
     }
 
     /// Returns unused memory to the other device.

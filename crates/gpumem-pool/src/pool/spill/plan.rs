@@ -78,9 +78,11 @@ pub(crate) struct SpillPlan {
     recorded: VecDeque<RecordedOperation>,
     /// The earlier operation that the latest one was matched with.
     matched: Option<u64>,
+    /// The first operation of the iteration that the program has marked last.
+    iteration: Option<u64>,
     /// The number of operations in a row whose match follows the match of the one before.
     streak: u64,
-    /// The latest operation for each sequence of signatures.
+    /// The latest operation for each sequence of signatures, and for each pair of operations by their arrays.
     sequences: HashMap<u64, u64>,
     /// The operation at which all recorded ones were read last.
     read_ahead_at: u64,
@@ -222,6 +224,16 @@ impl SpillPlan {
         self.leaving(uses)
     }
 
+    /// The program begins an iteration: what followed the last mark is expected to follow this one.
+    pub(crate) fn begin_iteration(&mut self) {
+        let last = self.iteration.replace(self.now).filter(|last| *last < self.now);
+        let Some(before_last) = last.and_then(|last| last.checked_sub(1)) else { return };
+        if before_last >= self.oldest() {
+            (self.matched, self.streak) = (Some(before_last), self.streak.max(STREAK_MIN));
+            self.read_ahead(self.now - 1);
+        }
+    }
+
     fn leaving(&self, uses: &[SpillUse]) -> Vec<u64> {
         let matched = self.matched.filter(|_| self.streak >= MATCHES_MIN).and_then(|at| self.operation(at));
         let pairs = matched.into_iter().flat_map(|earlier| earlier.uses.iter().zip(uses));
@@ -321,6 +333,11 @@ impl SpillPlan {
         if self.away_bytes == 0 { 0 } else { self.largest_array_bytes.min(self.away_bytes) }
     }
 
+    /// After how many operations the next use of an array is expected, or how far its last use lies back.
+    pub(crate) fn distance_of(&self, array: u64) -> f64 {
+        self.arrays.get(&array).map_or(0.0, |known| self.distance(known))
+    }
+
     /// The operation that used an array last.
     pub(crate) fn used_at(&self, array: u64) -> u64 {
         self.arrays.get(&array).map_or(0, |known| known.used_at)
@@ -354,20 +371,23 @@ impl SpillPlan {
             // Mistakes are forgotten while operations come as expected.
             self.early_wrong *= FORGETTING;
         } else {
+            let known = |sequence: u64| {
+                self.sequences.get(&sequence).copied().filter(|at| self.is_like(*at, signature, uses))
+            };
             // The last use of a written array says little, because accumulators are used all the time.
             let by_array = |is_write| {
                 let of = uses.iter().filter(move |one| one.is_write == is_write);
                 let at = of.filter_map(|one| self.arrays.get(&one.array)).map(|known| known.used_at);
                 at.filter(|at| *at < now && self.is_like(*at, signature, uses)).min()
             };
-            let sequence = self.sequence_ending_with(signature);
-            let by_sequence =
-                || self.sequences.get(&sequence).copied().filter(|at| self.is_like(*at, signature, uses));
-            self.matched = by_array(false).or_else(|| by_array(true)).or_else(by_sequence);
+            let matched =
+                known(self.pair_ending_with(uses)).or_else(|| by_array(false)).or_else(|| by_array(true));
+            self.matched = matched.or_else(|| known(self.sequence_ending_with(signature)));
             self.streak = 0;
         }
-        let sequence = self.sequence_ending_with(signature);
-        self.sequences.insert(sequence, now);
+        for sequence in [self.pair_ending_with(uses), self.sequence_ending_with(signature)] {
+            self.sequences.insert(sequence, now);
+        }
     }
 
     /// True if an earlier operation may be the same step of the program: it has the same signature, and where it used arrays that still
@@ -409,6 +429,13 @@ impl SpillPlan {
             size_bytes << 1 | u64::from(one.is_write)
         });
         words.fold(uses.len() as u64, mixed)
+    }
+
+    /// Of the arrays of an operation and of the one before it: a program that leaves one loop for another does so with the same pair.
+    fn pair_ending_with(&self, uses: &[SpillUse]) -> u64 {
+        let before =
+            self.recorded.back().into_iter().flat_map(|recorded| &recorded.uses).map(|one| one.array);
+        before.chain(uses.iter().map(|one| one.array)).fold(uses.len() as u64, mixed)
     }
 
     fn sequence_ending_with(&self, signature: u64) -> u64 {

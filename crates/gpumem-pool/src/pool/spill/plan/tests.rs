@@ -253,6 +253,52 @@ fn a_repetition_has_the_needs_of_the_loop() {
     assert_eq!(machine.plan.repetition(), Some(Repetition { least_down_bytes: 2 * MIB_128, ..read_only }));
 }
 
+/// A program that leaves one loop for another does so in the same way each time.
+#[test]
+fn phases_that_alternate_are_known() {
+    let mut machine = Machine::new(24 * MIB_128);
+    (1..=48).for_each(|array| machine.make(array, MIB_128, &[]));
+    let phases =
+        [0, 24].map(|first| (first + 1..=first + 24).map(|array| vec![(array, false)]).collect::<Vec<_>>());
+    let mut run = || {
+        let of =
+            |machine: &mut Machine, phase: &[Operation]| (0..5).map(|_| machine.round(phase)[0]).sum::<u64>();
+        phases.iter().map(|phase| of(&mut machine, phase)).sum::<u64>()
+    };
+    let moved: Vec<u64> = (0..4).map(|_| run()).collect();
+    // Each phase fits, and takes the place of the other.
+    assert!(moved[3] <= 50 * MIB_128, "{moved:?}");
+}
+
+/// The order behind a mark is known from the first operation on, even if that says nothing.
+#[test]
+fn marked_iterations_are_known_from_their_start() {
+    let returned = |is_marked: bool| {
+        let mut machine = Machine::new(24 * MIB_128);
+        (1..=36).for_each(|array| machine.make(array, MIB_128, &[]));
+        let mut numbers = 7_u64;
+        let mut early_count = 0;
+        for round in 0..4 {
+            // Between iterations, the program does something else each time.
+            for _ in 0..5 {
+                numbers = numbers.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                machine.run(&vec![(1 + (numbers >> 33) % 36, false)]);
+            }
+            if is_marked {
+                machine.plan.begin_iteration();
+            }
+            let before = machine.early_count;
+            (1..=6).for_each(|array| machine.run(&vec![(array, false)]));
+            if round == 3 {
+                early_count = machine.early_count - before;
+            }
+            (7..=36).for_each(|array| machine.run(&vec![(array, false)]));
+        }
+        early_count
+    };
+    assert!(returned(true) > returned(false), "{} and {}", returned(true), returned(false));
+}
+
 /// What is removed and what has never been used leaves no trace in the sums.
 #[test]
 fn sums_end_at_zero() {
