@@ -22,17 +22,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         for ratio in RATIOS {
             let program = make();
             let moved = program.spilled(ratio)?;
-            let least = program.belady(ratio);
-            let factor = moved.total() as f64 / least.total().max(1) as f64;
-            row += &format!("{factor:>8.2} ({:>4}, {:>4})", moved.total() / ARRAY, least.total() / ARRAY);
-            logarithms.push(factor.ln());
+            let (least, other) = (program.belady(ratio), program.least_recently_used(ratio));
+            let factor = |moved: &Moved| moved.total() as f64 / least.total().max(1) as f64;
+            row += &format!("{:>8.2} ({:>8.2})", factor(&moved), factor(&other));
+            logarithms.push([factor(&moved).ln(), factor(&other).ln()]);
         }
         println!("{row}");
     }
-    let mean = (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp();
-    println!(
-        "geometric mean {mean:.3}; in brackets the arrays of 2 MiB moved up and down, and by Belady's choice"
-    );
+    let mean = |which: usize| {
+        let sum: f64 = logarithms.iter().map(|of_both| of_both[which]).sum();
+        (sum / logarithms.len() as f64).exp()
+    };
+    println!("geometric mean {:.3} ({:.3}); in brackets: by evicting the least recently used", mean(0), mean(1));
     Ok(())
 }
 
@@ -132,6 +133,16 @@ impl Program {
 
     /// Evicts the array whose next use is the most distant, whenever one does not fit.
     fn belady(&self, ratio: f64) -> Moved {
+        self.moved_by(ratio, |uses, at| uses.range(at + 1..).next().copied().unwrap_or(usize::MAX))
+    }
+
+    /// Evicts the array whose last use is the most distant.
+    fn least_recently_used(&self, ratio: f64) -> Moved {
+        self.moved_by(ratio, |uses, at| at - uses.range(..at).next_back().copied().unwrap_or(0))
+    }
+
+    /// Evicts the array with the largest distance, which is calculated from the numbers of all steps that use it and that of the present one.
+    fn moved_by(&self, ratio: f64, distance: impl Fn(&BTreeSet<usize>, usize) -> usize) -> Moved {
         let mut uses: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for (at, step) in self.steps.iter().enumerate() {
             let numbers = match step {
@@ -143,8 +154,6 @@ impl Program {
                 uses.entry(number).or_default().insert(at);
             }
         }
-        let next =
-            |number: usize, at: usize| uses[&number].range(at + 1..).next().copied().unwrap_or(usize::MAX);
         let limit_bytes = self.limit_bytes(ratio);
         let mut resident: BTreeMap<usize, u64> = BTreeMap::new();
         let (mut changed, mut away) = (BTreeSet::<usize>::new(), BTreeSet::new());
@@ -165,7 +174,7 @@ impl Program {
                 let size_bytes = self.sizes[number];
                 while resident.values().sum::<u64>() + size_bytes > limit_bytes {
                     let candidates = resident.keys().filter(|other| !needed.contains(other));
-                    let Some(last) = candidates.max_by_key(|other| next(**other, at)).copied() else { break };
+                    let Some(last) = candidates.max_by_key(|other| distance(&uses[*other], at)).copied() else { break };
                     let freed_bytes = resident.remove(&last).unwrap_or(0);
                     if changed.remove(&last) {
                         moved.down_bytes += freed_bytes;

@@ -35,14 +35,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             let count = (capacity as f64 * ratio) as usize;
             let missing_bytes = (count - capacity) as u64 * bench.weight_bytes();
             let bound = (alone * count as f64).max(missing_bytes as f64 / link);
-            let by_hand = bench.by_hand(rows, count)?;
+            let (by_hand, naive) = (bench.by_hand(rows, count)?, bench.naive(rows, count)?);
             let spilled = bench.spilled(rows, count)?;
             println!(
-                "products of {rows} rows, {ratio} × the memory: bound {:.1} ms, by hand {:.3} of it, spilled {:.3}, spilled / by hand {:.3}",
+                "products of {rows} rows, {ratio} × the memory: bound {:.1} ms, by hand {:.3} of it, spilled {:.3}, naive {:.3}, spilled / by hand {:.3}; where all fit {:.1} ms",
                 1e3 * bound,
                 bound / by_hand,
                 bound / spilled,
+                bound / naive,
                 by_hand / spilled,
+                1e3 * alone * count as f64,
             );
         }
     }
@@ -243,6 +245,34 @@ impl Chain {
         Ok(took / self.capacity as f64)
     }
 
+    /// Each weight is on the host, and is copied to the device before its product.
+    fn naive(&self, rows: usize, count: usize) -> Result<f64, Box<dyn Error>> {
+        let gpu = Gpu::new(&Pool::builder(&self.device).hard_limit(self.limit_bytes(rows)).build()?)?;
+        let (blas, host) = (Cublas::new(&gpu)?, self.host_weights(&gpu, count)?);
+        let (mut weight, start) = (self.weight(&gpu)?, self.x(&gpu, rows)?);
+        self.best(&gpu, || {
+            let mut x: Option<Matrix> = None;
+            for from in &host {
+                weight.view_mut().assign(from)?;
+                x = Some(blas.dot(x.as_ref().unwrap_or(&start), &weight)?);
+            }
+            x.ok_or_else(|| "no weights".into())
+        })
+    }
+
+    fn host_weights(
+        &self,
+        gpu: &Gpu,
+        count: usize,
+    ) -> Result<Vec<PinnedArray<bf16, Ix2>>, Box<dyn Error>> {
+        let weight = || {
+            let mut weight: PinnedArray<bf16, Ix2> = GpuArray::zeros(&gpu.pinned(), (self.len, self.len))?;
+            weight.as_mut_slice()?.fill(bf16::from_f32(1.0 / self.len as f32));
+            Ok(weight)
+        };
+        (0..count).map(|_| weight()).collect()
+    }
+
     /// A fixed part stays, the rest streams through three buffers, spread evenly.
     fn by_hand(&self, rows: usize, count: usize) -> Result<f64, Box<dyn Error>> {
         let pool = Pool::builder(&self.device).hard_limit(self.limit_bytes(rows)).build()?;
@@ -251,13 +281,7 @@ impl Chain {
         let kept = self.capacity - BUFFERS;
         let weights = (0..kept).map(|_| self.weight(&gpu)).collect::<Result<Vec<_>, _>>()?;
         let mut buffers = (0..BUFFERS).map(|_| self.weight(&gpu)).collect::<Result<Vec<_>, _>>()?;
-        let value = bf16::from_f32(1.0 / self.len as f32);
-        let mut host = Vec::new();
-        for _ in kept..count {
-            let mut weight: PinnedArray<bf16, Ix2> = GpuArray::zeros(&gpu.pinned(), (self.len, self.len))?;
-            weight.as_mut_slice()?.fill(value);
-            host.push(weight);
-        }
+        let host = self.host_weights(&gpu, count - kept)?;
         let start = self.x(&gpu, rows)?;
         let missing = count - kept;
         let took = self.best(&gpu, || {
