@@ -861,7 +861,8 @@ mod random_programs {
 
     /// Elements of an array of 128 KiB.
     const LEN: usize = 1 << 15;
-    const LIMIT_BYTES: u64 = 2 << 20;
+    /// Two pages: two pools below it can have one each.
+    const LIMIT_BYTES: u64 = 4 << 20;
 
     struct Numbers(u64);
 
@@ -898,14 +899,17 @@ mod random_programs {
 
     pub(super) fn run(gpu: &Gpu, seed: u64, steps: usize) {
         let mut numbers = Numbers(seed * 2 + 0x9e37_79b9);
-        let gpus = [gpu.clone(), gpu.fork().unwrap(), gpu.fork().unwrap()];
+        // Arrays of one `Gpu` in three are of a part.
+        let part = || Gpu::new(&gpu.pool().private(LIMIT_BYTES).unwrap()).unwrap();
+        let third = if seed % 2 == 1 { part() } else { gpu.fork().unwrap() };
+        let gpus = [gpu.clone(), gpu.fork().unwrap(), third];
         let (mut slots, mut refused): (Vec<Slot>, _) = (Vec::new(), 0);
         for step in 0..steps {
             let on = &gpus[numbers.below(3)];
             let value = numbers.below(64) as f32;
             let count = slots.len();
             let [one, two] = [0; 2].map(|_| numbers.below(count.max(1)));
-            match numbers.below(19) {
+            match numbers.below(21) {
                 _ if count < 6 => {
                     let array = match numbers.below(3) {
                         0 => Vector::from_elem(on, LEN, value),
@@ -914,7 +918,7 @@ mod random_programs {
                     };
                     slots.extend(ok(array, &mut refused).map(|array| Slot { array, quarters: [value; 4] }));
                 }
-                0 | 1 if count < 40 => {
+                0 | 1 if count < 64 => {
                     let sum = slots[one].array.on(on).try_add(&slots[two].array);
                     let quarters =
                         core::array::from_fn(|at| slots[one].quarters[at] + slots[two].quarters[at]);
@@ -1030,6 +1034,11 @@ mod random_programs {
                         }
                     }
                 }
+                18 if seed.is_multiple_of(2) => {
+                    let limit_bytes = LIMIT_BYTES - (numbers.below(3) as u64) * (LIMIT_BYTES / 4);
+                    gpu.pool().set_hard_limit(limit_bytes).unwrap();
+                }
+                19 => gpu.iteration(),
                 _ => {}
             }
             // Elements stay small enough for exact sums.

@@ -33,7 +33,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let sum: f64 = logarithms.iter().map(|of_both| of_both[which]).sum();
         (sum / logarithms.len() as f64).exp()
     };
-    println!("geometric mean {:.3} ({:.3}); in brackets: by evicting the least recently used", mean(0), mean(1));
+    println!(
+        "geometric mean {:.3} ({:.3}); in brackets: by evicting the least recently used",
+        mean(0),
+        mean(1)
+    );
     Ok(())
 }
 
@@ -174,7 +178,10 @@ impl Program {
                 let size_bytes = self.sizes[number];
                 while resident.values().sum::<u64>() + size_bytes > limit_bytes {
                     let candidates = resident.keys().filter(|other| !needed.contains(other));
-                    let Some(last) = candidates.max_by_key(|other| distance(&uses[*other], at)).copied() else { break };
+                    let Some(last) = candidates.max_by_key(|other| distance(&uses[*other], at)).copied()
+                    else {
+                        break;
+                    };
                     let freed_bytes = resident.remove(&last).unwrap_or(0);
                     if changed.remove(&last) {
                         moved.down_bytes += freed_bytes;

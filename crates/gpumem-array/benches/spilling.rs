@@ -260,11 +260,7 @@ impl Chain {
         })
     }
 
-    fn host_weights(
-        &self,
-        gpu: &Gpu,
-        count: usize,
-    ) -> Result<Vec<PinnedArray<bf16, Ix2>>, Box<dyn Error>> {
+    fn host_weights(&self, gpu: &Gpu, count: usize) -> Result<Vec<PinnedArray<bf16, Ix2>>, Box<dyn Error>> {
         let weight = || {
             let mut weight: PinnedArray<bf16, Ix2> = GpuArray::zeros(&gpu.pinned(), (self.len, self.len))?;
             weight.as_mut_slice()?.fill(bf16::from_f32(1.0 / self.len as f32));
@@ -314,7 +310,7 @@ impl Chain {
     fn compare_with_neighbour(&self) -> Result<(), Box<dyn Error>> {
         let (rows, count) = (self.len / 64, 2 * self.capacity);
         let host = Spill::to_host(2 * count as u64 * self.weight_bytes());
-        let near = host.by_neighbour(1, 2 * count as u64 * self.weight_bytes());
+        let near = host.clone().by_neighbour(1, 2 * count as u64 * self.weight_bytes());
         let missing_bytes = self.capacity as u64 * self.weight_bytes();
         let [host, near] = [host, near].map(|spill| self.spilled_to(spill, rows, count));
         let [host, near] = [host?, near?].map(|took| missing_bytes as f64 / took / 1e9);

@@ -125,8 +125,8 @@ impl Options {
         if let Some(limit) = self.hard_limit {
             builder = builder.hard_limit(limit);
         }
-        if let Some(spill) = self.spill {
-            builder = builder.spill(spill);
+        if let Some(spill) = &self.spill {
+            builder = builder.spill(spill.clone());
         }
         if let Some(backend) = self.backend {
             builder = builder.backend(backend);
@@ -167,7 +167,7 @@ impl Options {
             batch: batch as usize,
             parts_of_batch: self.accumulate as usize,
             prefetch: self.prefetch as usize,
-            spills: self.spill.is_some_and(|spill| spill != Spill::Off),
+            spills: self.spill.as_ref().is_some_and(|spill| *spill != Spill::Off),
             learning_rate,
             beta1: 0.9,
             beta2: 0.999,
