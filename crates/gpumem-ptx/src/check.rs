@@ -10,7 +10,7 @@
 //!
 //! An asynchronous copy writes when its thread waits for it. Until then any access to its target is a mistake.
 
-use crate::fault::{KernelMistake, Mistake, place};
+use crate::fault::{KernelMistake, Mistake, TextLine, place};
 use crate::memory::DeviceMemory;
 use crate::number::LANES;
 use crate::program::{Memory, Order, Program, Scope};
@@ -107,9 +107,12 @@ struct BlockState {
     /// The times up to which lanes of a warp know each other, by `bar.warp.sync`.
     warps: Vec<[[u64; LANES]; LANES]>,
     /// The threads that have arrived at a barrier of a part of the block, with the times that they knew.
-    arrived: HashMap<u32, Vec<(u32, Known)>>,
+    arrived: HashMap<Phase, Vec<(u32, Known)>>,
     copies: Copies,
 }
+
+/// A barrier, and how often it has opened.
+type Phase = (u32, u32);
 
 /// The asynchronous copies of a block that were not waited for.
 #[derive(Default)]
@@ -471,7 +474,7 @@ impl<'r> Checker<'r> {
     }
 
     /// Threads of a warp of the block that runs have arrived at a barrier.
-    pub(crate) fn arrive(&mut self, barrier: u32, threads: impl Iterator<Item = u32>, time: u64) {
+    pub(crate) fn arrive(&mut self, barrier: Phase, threads: impl Iterator<Item = u32>, time: u64) {
         let (block, count) = (self.block, self.threads);
         let Some(state) = self.state() else { return };
         let mut arrived = state.arrived.remove(&barrier).unwrap_or_default();
@@ -484,7 +487,7 @@ impl<'r> Checker<'r> {
 
     /// A barrier of the block that runs lets the threads `waiting` go on; `is_whole` if all threads of the block are there or have ended,
     /// and the barrier waited for all.
-    pub(crate) fn open(&mut self, barrier: u32, waiting: &[u32], is_whole: bool, time: u64) {
+    pub(crate) fn open(&mut self, barrier: Phase, waiting: &[u32], is_whole: bool, time: u64) {
         let Some(state) = self.state() else { return };
         let arrived = state.arrived.remove(&barrier).unwrap_or_default();
         if is_whole {
@@ -660,7 +663,7 @@ impl<'r> Checker<'r> {
                 address: noted.address,
                 size_bytes: noted.size_bytes,
                 is_write: noted.touch.is_write(),
-                copy_line: self.program.steps[step as usize].line,
+                copy_line: TextLine::of(self.program, step),
                 copy_thread: place(thread.into(), self.block_shape),
             };
             self.report((noted.step, noted.thread), step, mistake);
@@ -671,7 +674,7 @@ impl<'r> Checker<'r> {
                 address: noted.address,
                 size_bytes: noted.size_bytes,
                 is_write: noted.touch.is_write(),
-                other_line: self.program.steps[other.step as usize].line,
+                other_line: TextLine::of(self.program, other.step),
                 other_block: place(number.1, self.grid),
                 other_thread: place(number.0, self.block_shape),
                 is_other_write,

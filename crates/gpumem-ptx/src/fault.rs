@@ -1,5 +1,7 @@
 //! Why a kernel stopped.
 
+use crate::program::{BARRIERS, Program};
+use core::fmt;
 use gpumem_sys::text::{Shown, debug_is_display};
 
 /// A mistake of a kernel, and the place of it. Displays as `line 12 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0): …`.
@@ -32,8 +34,48 @@ impl KernelMistake {
     }
 }
 
+/// A line of a text. Displays as `line 12 (scale.cu:3)`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TextLine {
+    /// The line of the PTX, from 1.
+    pub line: u32,
+    /// The file and line of the source, if the text states them: `scale.cu:3`.
+    pub source_line: Option<String>,
+}
+
+/// What is wrong with the number of threads that a barrier states.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BarrierCountFault {
+    /// A barrier counts whole warps.
+    #[error("which are no whole warps")]
+    NoWholeWarps,
+    /// More than the block has.
+    #[error("and its block has {0}")]
+    MoreThanBlock(u32),
+    /// Others of the same phase have stated another number.
+    #[error("where others wait for {0}")]
+    Other(u32),
+}
+
 debug_is_display!(KernelMistake);
 debug_is_display!(Mistake);
+debug_is_display!(TextLine);
+debug_is_display!(BarrierCountFault);
+
+impl TextLine {
+    /// The line of a step.
+    pub(crate) fn of(program: &Program, step: u32) -> Self {
+        let line = program.steps.get(step as usize).map_or(0, |step| step.line);
+        Self { line, source_line: program.source_line(step) }
+    }
+}
+
+impl fmt::Display for TextLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}{}", self.line, source(&self.source_line))
+    }
+}
 
 fn triple([x, y, z]: &[u32; 3]) -> String {
     format!("({x}, {y}, {z})")
@@ -58,9 +100,11 @@ pub enum Mistake {
         is_write: bool,
     },
     /// The address of an access is no multiple of its size.
-    #[error("{} {size_bytes} bytes at {address:#x}, which is no multiple of {size_bytes}", verb(*.is_write))]
+    #[error("{} {size_bytes} bytes at {address:#x} of {space} memory: the address is no multiple of {size_bytes}", verb(*.is_write))]
     Misaligned {
-        /// The first byte.
+        /// `"shared"`, `"local"`, `"parameter"` or `"global"`.
+        space: &'static str,
+        /// The address, or the distance from the beginning of the shared or local memory or the parameters.
         address: u64,
         /// The number of bytes.
         size_bytes: u64,
@@ -89,6 +133,34 @@ pub enum Mistake {
         /// A thread that is elsewhere.
         missing: [u32; 3],
     },
+    /// A barrier that a block does not have.
+    #[error("names barrier {number}, and a block has barriers from 0 to {}", BARRIERS - 1)]
+    WrongBarrier {
+        /// The number.
+        number: u64,
+    },
+    /// The threads that a barrier waits for are no number that it can wait for.
+    #[error("states {count} threads for barrier {number}, {}", .why)]
+    BarrierCount {
+        /// The barrier.
+        number: u32,
+        /// The stated number of threads.
+        count: u32,
+        /// What is wrong with it.
+        why: BarrierCountFault,
+    },
+    /// Lanes of one warp execute one aligned barrier with different operands.
+    #[error("executes a barrier with other operands than thread {} of its warp", triple(.other))]
+    BarrierOperands {
+        /// A thread of the warp with other operands.
+        other: [u32; 3],
+    },
+    /// `bar.red` at a barrier at which others wait with `bar.sync` or `bar.arrive`, or the other way round.
+    #[error("arrives at barrier {number}, where others have arrived, some with a reduction and some without")]
+    BarrierMixed {
+        /// The barrier.
+        number: u32,
+    },
     /// No thread of the block can go on.
     #[error("waits for ever: {}", Shown::sentence(.why))]
     Deadlock {
@@ -98,7 +170,7 @@ pub enum Mistake {
     /// Two threads access the same bytes, at least one of them to write, and nothing orders them. Reported only with
     /// [`Checks::races`](crate::Checks::races).
     #[error(
-        "{} {size_bytes} bytes at {address:#x} of {space} memory; thread {} of block {} {} them at line {other_line}, and nothing orders the two",
+        "{} {size_bytes} bytes at {address:#x} of {space} memory; thread {} of block {} {} them at {other_line}, and nothing orders the two",
         verb(*.is_write), triple(.other_thread), triple(.other_block), past(*.is_other_write)
     )]
     Race {
@@ -111,7 +183,7 @@ pub enum Mistake {
         /// True for a write.
         is_write: bool,
         /// The line of the access of the other thread.
-        other_line: u32,
+        other_line: TextLine,
         /// The block of the other thread.
         other_block: [u32; 3],
         /// The other thread.
@@ -122,7 +194,7 @@ pub enum Mistake {
     /// An access to bytes that an asynchronous copy (`cp.async`) writes, before the copy's thread has waited for it. Reported only with
     /// [`Checks::races`](crate::Checks::races).
     #[error(
-        "{} {size_bytes} bytes at {address:#x} of shared memory, the target of the asynchronous copy at line {copy_line} by thread {}, which \
+        "{} {size_bytes} bytes at {address:#x} of shared memory, the target of the asynchronous copy at {copy_line} by thread {}, which \
          has not waited for it",
         verb(*.is_write), triple(.copy_thread)
     )]
@@ -134,7 +206,7 @@ pub enum Mistake {
         /// True for a write.
         is_write: bool,
         /// The line of the copy.
-        copy_line: u32,
+        copy_line: TextLine,
         /// The thread of the copy.
         copy_thread: [u32; 3],
     },
@@ -151,14 +223,12 @@ pub enum Mistake {
     /// A shuffle takes a value of a lane that is not in its mask or does not execute it, or is executed by a lane that is not in its mask,
     /// and the value is used: for a branch, an address, or in memory. Reported only with
     /// [`Checks::uninitialised`](crate::Checks::uninitialised).
-    #[error(
-        "takes a value of lane {lane}, which does not take part in the shuffle, and line {use_line} uses it"
-    )]
+    #[error("takes a value of lane {lane}, which does not take part in the shuffle, and {use_line} uses it")]
     UndefinedLane {
         /// The lane.
         lane: u32,
         /// The line that uses the value.
-        use_line: u32,
+        use_line: TextLine,
     },
     /// A barrier, vote, match or reduction of lanes is executed by a lane that is not in its own mask. Reported only with one of the
     /// [`Checks`](crate::Checks).
@@ -182,14 +252,22 @@ pub enum Mistake {
     /// The kernel executed `trap`.
     #[error("stopped itself (`trap`)")]
     Trap,
-    /// A branch or call to no place of the kernel.
-    #[error("jumps to {0:#x}, which is no place in the kernel")]
+    /// A call through a pointer to no function.
+    #[error("calls {0:#x}, which is no function of the kernel")]
     WrongTarget(u64),
+    /// A branch by an index that its table does not have.
+    #[error("branches by index {index} of a table of {len} labels")]
+    WrongIndex {
+        /// The index.
+        index: u64,
+        /// The labels of the table.
+        len: usize,
+    },
     /// Calls are nested too deeply.
     #[error("has no local memory left for another call")]
     StackOverflow,
-    /// The kernel took more steps than the launch allows.
-    #[error("is not done after {0} steps of warps")]
+    /// The kernel took as many steps as the launch allows.
+    #[error("is still running after {0} steps of warps, the most that the launch allows")]
     TooLong(u64),
 }
 

@@ -69,7 +69,7 @@ mod module;
 
 pub use check::Checks;
 pub use error::{LinkError, PtxError, PtxProblem};
-pub use fault::{KernelMistake, Mistake};
+pub use fault::{BarrierCountFault, KernelMistake, Mistake, TextLine};
 pub use memory::{DeviceMemory, Region, Touched};
 pub use module::{Entry, Module, ModuleVariable};
 pub use program::Parameter;

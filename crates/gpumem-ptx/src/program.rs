@@ -132,6 +132,8 @@ pub(crate) enum Op {
     },
     Reduce {
         function: fn(u64, u64) -> u64,
+        /// What the function does, and the type that the instruction names.
+        name: (&'static str, Type),
         to: u32,
         input: Slot,
         mask: Slot,

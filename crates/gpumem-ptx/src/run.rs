@@ -7,6 +7,7 @@ mod call;
 mod common;
 mod copied;
 mod cores;
+mod exchange;
 mod follow;
 mod group;
 mod matrix;
@@ -75,6 +76,8 @@ pub(crate) struct Run<'r> {
     /// The step that runs, if it is none of arithmetic.
     pub(crate) at: u32,
     pub(crate) checker: Option<Box<Checker<'r>>>,
+    /// A thread has written since this was last reset.
+    pub(crate) is_memory_changed: bool,
     pub(crate) printed: String,
     /// The bytes of the blocks that run, and of those that are done and wait to be used again.
     pub(crate) held_bytes: u64,
@@ -136,6 +139,7 @@ impl<'r> Run<'r> {
             at: 0,
             checker: (launch.checks != Checks::default())
                 .then(|| Box::new(Checker::new(launch.checks, program, launch.grid, launch.block))),
+            is_memory_changed: false,
             printed: String::new(),
             held_bytes: 0,
             memory,

@@ -149,7 +149,8 @@ impl<'s, 't> Lower<'s, 't> {
         let to = self.target(self.operand(instruction, 0)?, of)?;
         let input = self.value(self.operand(instruction, 1)?, of)?;
         let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
-        self.push(Op::Reduce { function, to, input, mask });
+        let name = (name.unwrap_or_default(), of);
+        self.push(Op::Reduce { function, name, to, input, mask });
         Ok(())
     }
 }

@@ -111,7 +111,8 @@ impl<'r> Run<'r> {
         let size_bytes = u64::from(access.bytes) * u64::from(access.count);
         let (memory, address) = resolved(access, address, thread);
         if address & (size_bytes - 1) != 0 {
-            return Err(Mistake::Misaligned { address, size_bytes, is_write });
+            let space = name(memory);
+            return Err(Mistake::Misaligned { space, address, size_bytes, is_write });
         }
         match memory {
             Memory::Shared => self.shared(thread.shared, address, size_bytes, is_write),
@@ -297,6 +298,16 @@ impl Access {
             Memory::Generic => by_window(address).0 == Memory::Shared,
             _ => false,
         }
+    }
+}
+
+/// A kind of memory in findings.
+fn name(memory: Memory) -> &'static str {
+    match memory {
+        Memory::Shared => "shared",
+        Memory::Local | Memory::Frame => "local",
+        Memory::Parameters => "parameter",
+        Memory::Global | Memory::Generic => "global",
     }
 }
 

@@ -1,6 +1,6 @@
 //! A block: its shared memory, its warps, its barriers.
 
-use crate::fault::{Mistake, place};
+use crate::fault::{BarrierCountFault, Mistake, place};
 use crate::number::LANES;
 use crate::program::{BARRIERS, BarrierKind, Op, Vote};
 use crate::run::group::Waiting;
@@ -17,7 +17,7 @@ pub(crate) struct RunningBlock {
     warps: Vec<Warp>,
     /// Those of an earlier launch that has had more of them.
     idle: Vec<Warp>,
-    barriers: [Arrivals; BARRIERS as usize],
+    barriers: Barriers,
     /// The warp that runs first in the next round.
     first: usize,
     /// Random numbers of its own, so that its warps run in the same order on whatever core and after whatever blocks.
@@ -30,20 +30,47 @@ pub(crate) enum Progress {
     Slow,
 }
 
-/// What has arrived at a barrier.
+/// The barriers of a block.
+#[derive(Default)]
+pub(crate) struct Barriers {
+    gathering: [Arrivals; BARRIERS as usize],
+    /// The phases that are complete, whose threads go on at the end of the round.
+    complete: Vec<(u32, Arrivals)>,
+}
+
+/// One phase of a barrier, which ends when all that it waits for have arrived.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Arrivals {
+struct Arrivals {
+    phase: u32,
+    /// The threads that have arrived.
     threads: u32,
-    /// The threads that the barrier waits for; all if `None`.
+    /// The same, where a warp counts whole, as it does for a stated number of threads.
+    counted: u32,
+    /// The stated number of threads that the barrier waits for; all if `None`.
     expected: Option<u32>,
-    /// The threads that voted yes, and those that voted no. A stated number of threads counts those of a warp that do not exist, too.
+    is_combining: bool,
+    /// The threads that voted yes, and those that voted no.
     yes: u32,
     no: u32,
+}
+
+/// Threads of a warp that arrive at a barrier.
+pub(crate) struct Arrival {
+    pub(crate) number: u32,
+    pub(crate) threads: u32,
+    /// The threads that a stated number counts for them.
+    pub(crate) counted: u32,
+    pub(crate) expected: Option<u32>,
+    pub(crate) is_combining: bool,
+    /// The threads that vote no.
+    pub(crate) no: u32,
 }
 
 /// The steps of a warp in a turn, and of a block.
 const WARP_TURN: u64 = 2_000;
 pub(crate) const BLOCK_TURN: u64 = 20_000;
+/// The rounds in which nothing changes, after which a block makes room for others.
+const STALLED_ROUNDS: u32 = 2;
 const KEPT_BYTES_MAX: u64 = 32 << 20;
 
 thread_local! {
@@ -68,12 +95,59 @@ pub(crate) fn keep(blocks: Vec<RunningBlock>) {
     }
 }
 
-impl Arrivals {
-    pub(crate) fn arrive(&mut self, threads: u32, expected: Option<u32>, (voters, no): (u32, u32)) {
-        self.threads = self.threads.saturating_add(threads);
-        self.expected = expected;
-        self.yes = self.yes.saturating_add(voters - no);
-        self.no = self.no.saturating_add(no);
+impl Barriers {
+    /// The number of the phase at which the next thread arrives.
+    pub(crate) fn phase(&self, number: u32) -> u32 {
+        self.gathering[number as usize].phase
+    }
+
+    /// Lets threads arrive. `block` is the number of the block's threads, by whole warps.
+    pub(crate) fn arrive(&mut self, arrival: &Arrival, block: u32) -> Result<(), Mistake> {
+        let Arrival { number, threads, counted, expected, is_combining, no } = *arrival;
+        if let Some(count) = expected {
+            let why = match count {
+                _ if !count.is_multiple_of(LANES as u32) || count == 0 => {
+                    Some(BarrierCountFault::NoWholeWarps)
+                }
+                _ if count > block => Some(BarrierCountFault::MoreThanBlock(block)),
+                _ => None,
+            };
+            if let Some(why) = why {
+                return Err(Mistake::BarrierCount { number, count, why });
+            }
+        }
+        let phase = &mut self.gathering[number as usize];
+        if phase.threads > 0 {
+            let [own, others] = [expected, phase.expected].map(|expected| expected.unwrap_or(block));
+            if own != others {
+                let why = BarrierCountFault::Other(others);
+                return Err(Mistake::BarrierCount { number, count: own, why });
+            }
+            if phase.is_combining != is_combining {
+                return Err(Mistake::BarrierMixed { number });
+            }
+        }
+        phase.expected = expected.or(phase.expected);
+        phase.is_combining = is_combining;
+        phase.threads = phase.threads.saturating_add(threads);
+        phase.counted = phase.counted.saturating_add(counted);
+        phase.yes = phase.yes.saturating_add(threads - no);
+        phase.no = phase.no.saturating_add(no);
+        if phase.expected.is_some_and(|expected| phase.counted >= expected) {
+            self.complete(number);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, number: u32) {
+        let phase = &mut self.gathering[number as usize];
+        self.complete.push((number, *phase));
+        *phase = Arrivals { phase: phase.phase.wrapping_add(1), ..Arrivals::default() };
+    }
+
+    fn clear(&mut self) {
+        self.gathering = [Arrivals::default(); BARRIERS as usize];
+        self.complete.clear();
     }
 }
 
@@ -91,7 +165,7 @@ impl RunningBlock {
             shared: Vec::new(),
             warps: Vec::new(),
             idle: Vec::new(),
-            barriers: [Arrivals::default(); BARRIERS as usize],
+            barriers: Barriers::default(),
             first: 0,
             random: 0,
         });
@@ -102,7 +176,7 @@ impl RunningBlock {
         }
         (block.number, block.place) = (number, place);
         block.random = mixed(run.launch.seed.wrapping_add(mixed(number + 1)));
-        block.barriers = [Arrivals::default(); BARRIERS as usize];
+        block.barriers.clear();
         block.shared.clear();
         let shared_bytes = run.shared.last().map_or(0, |last| last.end);
         block.shared.resize(shared_bytes as usize, Cell::new(0));
@@ -131,10 +205,12 @@ impl RunningBlock {
         if let Some(checker) = &mut run.checker {
             checker.enter(self.number);
         }
+        let mut stalled_rounds = 0;
         loop {
             let before = run.steps;
             let mut is_done = true;
-            let mut is_slow = false;
+            let (mut is_slow, mut is_stalled) = (false, false);
+            run.is_memory_changed = false;
             self.first = run.next_random() as usize % self.warps.len().max(1);
             for turn in 0..self.warps.len() {
                 let index = (self.first + turn) % self.warps.len();
@@ -144,6 +220,7 @@ impl RunningBlock {
                     Pause::Done => {}
                     Pause::Waiting => is_done = false,
                     Pause::Slow => (is_done, is_slow) = (false, true),
+                    Pause::Stalled => (is_done, is_stalled) = (false, true),
                 }
             }
             if is_done {
@@ -156,10 +233,13 @@ impl RunningBlock {
             if run.steps >= run.launch.steps_max {
                 return Err(self.stopped(Mistake::TooLong(run.steps)));
             }
-            if !is_released && !is_slow && run.steps == before {
+            if !is_released && !is_slow && !is_stalled && run.steps == before {
                 return Err(self.stuck());
             }
-            if run.steps >= end {
+            // All that can run look at memory that no thread of the block changes.
+            let is_waiting = is_stalled && !is_slow && !is_released && !run.is_memory_changed;
+            stalled_rounds = if is_waiting { stalled_rounds + 1 } else { 0 };
+            if run.steps >= end || stalled_rounds == STALLED_ROUNDS {
                 return Ok(Progress::Slow);
             }
         }
@@ -168,47 +248,56 @@ impl RunningBlock {
     /// Opens the barriers at which all have arrived. Returns true if there was one.
     fn release(&mut self, run: &mut Run<'_>) -> bool {
         let alive: u32 = self.warps.iter().map(|warp| warp.alive().count_ones()).sum();
-        let mut is_released = false;
-        for number in 0..BARRIERS as usize {
-            let Arrivals { threads, expected, yes, no } = self.barriers[number];
-            if threads == 0 || threads < expected.unwrap_or(alive) {
-                continue;
-            }
-            is_released = true;
-            self.barriers[number] = Arrivals::default();
-            let mut waiting = Vec::new();
-            for warp in &mut self.warps {
-                for index in 0..warp.groups.len() {
-                    let group = &mut warp.groups[index];
-                    if group.waiting != Waiting::Barrier(number as u32) {
-                        continue;
-                    }
-                    group.waiting = Waiting::No;
-                    let (pc, mask, base) = (group.pc, group.mask, group.frame.registers);
-                    group.pc += 1;
-                    if run.checker.is_some() {
-                        waiting.extend(bits(mask).map(|lane| warp.number * LANES as u32 + lane as u32));
-                    }
-                    if let Op::Barrier(barrier) = &run.program.steps[pc as usize].op
-                        && let BarrierKind::Combine { vote, to, .. } = barrier.kind
-                    {
-                        let value = match vote {
-                            Vote::Count => yes,
-                            Vote::All => u32::from(no == 0),
-                            _ => u32::from(yes > 0),
-                        };
-                        warp.write(base + to, &[u64::from(value); LANES], mask);
-                    }
-                }
-            }
-            if let Some(checker) = &mut run.checker {
-                // Threads that have ended count as arrived, but not for a stated number of threads.
-                let has_none_ended = alive == run.launch.block.into_iter().product();
-                let is_whole = (expected.is_none() || has_none_ended) && waiting.len() == alive as usize;
-                checker.open(number as u32, &waiting, is_whole, run.steps);
+        for number in 0..BARRIERS as u32 {
+            let phase = &self.barriers.gathering[number as usize];
+            if phase.threads > 0 && phase.expected.is_none() && phase.threads >= alive {
+                self.barriers.complete(number);
             }
         }
+        let mut complete = core::mem::take(&mut self.barriers.complete);
+        for (number, phase) in &complete {
+            self.open(run, *number, phase, alive);
+        }
+        let is_released = !complete.is_empty();
+        complete.clear();
+        self.barriers.complete = complete;
         is_released
+    }
+
+    /// Lets the threads go on that wait for a phase of a barrier.
+    fn open(&mut self, run: &mut Run<'_>, number: u32, arrivals: &Arrivals, alive: u32) {
+        let Arrivals { phase, expected, yes, no, .. } = *arrivals;
+        let mut waiting = Vec::new();
+        for warp in &mut self.warps {
+            for index in 0..warp.groups.len() {
+                let group = &mut warp.groups[index];
+                if group.waiting != (Waiting::Barrier { number, phase }) {
+                    continue;
+                }
+                group.waiting = Waiting::No;
+                let (pc, mask, base) = (group.pc, group.mask, group.frame.registers);
+                group.pc += 1;
+                if run.checker.is_some() {
+                    waiting.extend(bits(mask).map(|lane| warp.number * LANES as u32 + lane as u32));
+                }
+                if let Op::Barrier(barrier) = &run.program.steps[pc as usize].op
+                    && let BarrierKind::Combine { vote, to, .. } = barrier.kind
+                {
+                    let value = match vote {
+                        Vote::Count => yes,
+                        Vote::All => u32::from(no == 0),
+                        _ => u32::from(yes > 0),
+                    };
+                    warp.write(base + to, &[u64::from(value); LANES], mask);
+                }
+            }
+        }
+        if let Some(checker) = &mut run.checker {
+            // Threads that have ended count as arrived, but not for a stated number of threads.
+            let has_none_ended = alive == run.launch.block.into_iter().product();
+            let is_whole = (expected.is_none() || has_none_ended) && waiting.len() == alive as usize;
+            checker.open((number, phase), &waiting, is_whole, run.steps);
+        }
     }
 
     /// The mistake of a block in which nothing can go on.
@@ -219,13 +308,15 @@ impl RunningBlock {
             return Stopped { mistake: Mistake::Deadlock { why: String::new() }, step: 0, thread: 0 };
         };
         let why = match group.waiting {
-            Waiting::Barrier(number) => {
-                let arrived = self.barriers[number as usize];
+            Waiting::Barrier { number, .. } => {
+                let arrived = &self.barriers.gathering[number as usize];
                 let alive: u32 = self.warps.iter().map(|warp| warp.alive().count_ones()).sum();
+                let (threads, expected) = match arrived.expected {
+                    Some(expected) => (arrived.counted, expected),
+                    None => (arrived.threads, alive),
+                };
                 format!(
-                    "{} threads are at barrier {number}, which waits for {}, and no other thread can go on",
-                    arrived.threads,
-                    arrived.expected.unwrap_or(alive)
+                    "{threads} threads are at barrier {number}, which waits for {expected}, and no other thread can go on"
                 )
             }
             _ => "lanes that its mask names are not at the same instruction, and cannot get there".into(),
@@ -237,8 +328,10 @@ impl RunningBlock {
         }
     }
 
+    /// A mistake at the place of a thread that still runs, rather than of one that waits at a barrier.
     fn stopped(&self, mistake: Mistake) -> Stopped {
-        let running = self.warps.iter().find_map(|warp| Some((warp, warp.groups.first()?)));
+        let groups = || self.warps.iter().flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
+        let running = groups().find(|(_, group)| group.waiting == Waiting::No).or_else(|| groups().next());
         let (step, thread) = running.map_or((0, 0), |(warp, group)| {
             (group.pc, warp.number * LANES as u32 + group.mask.trailing_zeros())
         });

@@ -108,7 +108,7 @@ impl Warp {
                 }
                 // Those that have ended are not waited for.
                 Waiting::Lanes | Waiting::Warp => group.waiting = Waiting::No,
-                Waiting::No | Waiting::Barrier(_) => {}
+                Waiting::No | Waiting::Change | Waiting::Barrier { .. } => {}
             }
         }
     }

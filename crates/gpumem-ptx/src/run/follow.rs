@@ -4,7 +4,7 @@
 //! A result depends on an undefined operand if other values of the operand give other results: `selp` by a predicate that does not
 //! choose it, or a sum that a guard leaves out, is defined.
 
-use crate::fault::Mistake;
+use crate::fault::{Mistake, TextLine};
 use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
 use crate::program::{Access, BarrierKind, Callee, Matrix, Memory, Op, Slot};
@@ -174,8 +174,8 @@ impl Warp {
     fn used(&mut self, run: &mut Run<'_>, pc: u32, base: u32, slots: &[Slot], active: u32) {
         for slot in slots {
             let Some(origin) = self.undefined_lanes(base, *slot, active) else { continue };
-            let line = run.program.steps[pc as usize].line;
-            let mistake = Mistake::UndefinedLane { lane: origin.source, use_line: line };
+            let use_line = TextLine::of(run.program, pc);
+            let mistake = Mistake::UndefinedLane { lane: origin.source, use_line };
             let thread = self.number * LANES as u32 + origin.lanes.trailing_zeros();
             if let Some(checker) = &mut run.checker {
                 checker.report((origin.step, thread), pc, mistake);

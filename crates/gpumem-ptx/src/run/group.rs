@@ -33,7 +33,13 @@ pub(crate) enum Waiting {
     Lanes,
     /// For the rest of the warp, at a barrier that all of it reaches together.
     Warp,
-    Barrier(u32),
+    /// For a phase of a barrier.
+    Barrier {
+        number: u32,
+        phase: u32,
+    },
+    /// For a change of memory, in a loop that looks at it again and again. Goes on when nothing else can.
+    Change,
 }
 
 impl Group {
@@ -47,7 +53,7 @@ impl Group {
     }
 
     fn is_at_barrier(&self) -> bool {
-        matches!(self.waiting, Waiting::Barrier(_))
+        matches!(self.waiting, Waiting::Barrier { .. })
     }
 }
 
@@ -63,8 +69,10 @@ pub(crate) fn join(groups: &mut Vec<Group>) {
                 continue;
             }
             let joined = groups.swap_remove(second);
-            groups[first].mask |= joined.mask;
-            groups[first].waiting = Waiting::No;
+            let known = &mut groups[first];
+            known.mask |= joined.mask;
+            let is_stalled = [known.waiting, joined.waiting] == [Waiting::Change; 2];
+            known.waiting = if is_stalled { Waiting::Change } else { Waiting::No };
         }
         first += 1;
     }

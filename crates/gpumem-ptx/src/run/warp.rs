@@ -5,14 +5,12 @@ use crate::fault::{Mistake, place};
 use crate::memory::{get, set};
 use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
-use crate::program::{
-    Access, Barrier, BarrierKind, ClockPart, Memory, Op, Shuffle, ShuffleKind, Slot, Special, Vote,
-};
+use crate::program::{Access, BARRIERS, Barrier, BarrierKind, ClockPart, Matrix, Memory, Op, Slot, Special};
 use crate::run::access::{LocalFrame, ThreadMemory, by_window, element, set_element};
-use crate::run::block::Arrivals;
+use crate::run::block::{Arrival, Barriers};
 use crate::run::common::common_behind;
 use crate::run::group::{self, Group, Waiting};
-use crate::run::undefined::{Origin, Undefined};
+use crate::run::undefined::Undefined;
 use crate::run::{Run, Stopped};
 use core::cell::Cell;
 use std::rc::Rc;
@@ -39,16 +37,24 @@ pub(crate) struct Warp {
     pub(crate) passing: u32,
     /// The barriers at which the warp has arrived, with all lanes that did.
     arrived: Vec<(u32, u32)>,
+    /// The last look at memory that may be one of a loop that waits: the step and the address.
+    poll: (u32, u64),
+    /// The group that runs has looked at one place twice, and has changed nothing since.
+    is_polling: bool,
+    /// Groups wait for a change of memory.
+    has_stalled: bool,
 }
 
 pub(crate) enum Pause {
     Done,
     Waiting,
     Slow,
+    /// What can run waits for a change of memory.
+    Stalled,
 }
 
 /// What becomes of a group after an instruction.
-enum Flow {
+pub(crate) enum Flow {
     Next,
     /// The groups have changed.
     Changed,
@@ -116,6 +122,7 @@ impl Warp {
         self.groups.push(Group::new(mask, routine.start));
         (self.is_any_next, self.missed, self.passing) = (false, None, 0);
         self.arrived.clear();
+        (self.poll, self.is_polling, self.has_stalled) = ((u32::MAX, 0), false, false);
     }
 
     /// Nothing of the launch is left but the memory.
@@ -152,14 +159,18 @@ impl Warp {
         &mut self,
         run: &mut Run<'_>,
         shared: &[Cell<u8>],
-        barriers: &mut [Arrivals],
+        barriers: &mut Barriers,
         end: u64,
     ) -> Result<Pause, Stopped> {
         let program = run.program;
         let is_checked = run.checker.is_some();
+        self.wake();
         loop {
             group::join(&mut self.groups);
             let next = group::next(&self.groups);
+            if next.is_none() && self.wake() {
+                return Ok(Pause::Stalled);
+            }
             if (next.is_none() || self.missed.is_some())
                 && let Some(stopped) = self.divergence(run)
             {
@@ -179,6 +190,7 @@ impl Warp {
             let Group { mut pc, mask, frame, .. } = self.groups[index];
             let base = frame.registers;
             let common = self.common_of_waiting();
+            self.is_polling = false;
             loop {
                 if run.steps >= end {
                     self.groups[index].pc = pc;
@@ -217,7 +229,15 @@ impl Warp {
                         }
                         pc += 1;
                     }
-                    Op::Branch { target } if active == mask => pc = *target,
+                    Op::Branch { target } if active == mask => {
+                        let is_stalled = self.is_polling && *target <= pc;
+                        pc = *target;
+                        if is_stalled {
+                            self.groups[index].pc = pc;
+                            self.stall(index);
+                            break;
+                        }
+                    }
                     _ if active == 0 => pc += 1,
                     op => {
                         self.groups[index].pc = pc;
@@ -241,6 +261,38 @@ impl Warp {
         }
     }
 
+    /// Notes a look at memory that may be one of a loop that waits for another thread: a strong read, or an atomic that changes nothing.
+    fn polls(&mut self, step: u32, address: u64) {
+        self.is_polling = self.poll == (step, address);
+        self.poll = (step, address);
+    }
+
+    /// Lets a group wait for a change of memory.
+    fn stall(&mut self, index: usize) {
+        self.groups[index].waiting = Waiting::Change;
+        self.has_stalled = true;
+    }
+
+    /// Lets the groups go on that wait for a change of memory. Returns true if there are any.
+    fn wake(&mut self) -> bool {
+        if !core::mem::take(&mut self.has_stalled) {
+            return false;
+        }
+        let stalled = self.groups.iter_mut().filter(|group| group.waiting == Waiting::Change);
+        stalled.map(|group| group.waiting = Waiting::No).count() > 0
+    }
+
+    /// Memory has changed that others see. Returns true if they go on.
+    fn changes(&mut self, run: &mut Run<'_>, index: usize) -> bool {
+        run.is_memory_changed = true;
+        self.is_polling = false;
+        let is_waited_for = self.wake();
+        if is_waited_for {
+            self.groups[index].pc += 1;
+        }
+        is_waited_for
+    }
+
     /// If lanes wait for the rest of the warp: the lanes that were never at that barrier, and the steps behind it.
     fn common_of_waiting(&self) -> Option<(u32, Rc<[bool]>)> {
         let waiting = self.groups.iter().find(|group| group.waiting == Waiting::Warp)?;
@@ -258,7 +310,7 @@ impl Warp {
     fn other(
         &mut self,
         run: &mut Run<'_>,
-        (shared, barriers): (&[Cell<u8>], &mut [Arrivals]),
+        (shared, barriers): (&[Cell<u8>], &mut Barriers),
         (index, active): (usize, u32),
         op: &Op,
     ) -> Result<Flow, Failed> {
@@ -287,11 +339,23 @@ impl Warp {
             Op::FrameAddress { to, offset_bytes } => {
                 self.write(base + to, &[frame.local.wrapping_add(*offset_bytes); LANES], active);
             }
-            Op::Load { to, from } => self.load(run, shared, active, (to, from, local), base)?,
-            Op::Store { values, to } => self.store(run, shared, active, (values, to, local), base)?,
+            Op::Load { to, from } => {
+                if from.order.is_strong {
+                    let address = self.lanes(run, base, from.at)[active.trailing_zeros() as usize];
+                    self.polls(pc, address.wrapping_add_signed(from.offset_bytes));
+                }
+                self.load(run, shared, active, (to, from, local), base)?;
+            }
+            Op::Store { values, to } => {
+                self.store(run, shared, active, (values, to, local), base)?;
+                if !matches!(to.space, Memory::Local | Memory::Frame) && self.changes(run, index) {
+                    return Ok(Flow::Changed);
+                }
+            }
             Op::Atomic { function, in_shared, to, at, inputs } => {
                 let addresses = *self.lanes(run, base, at.at);
                 let [b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
+                let mut is_changed = false;
                 for lane in bits(active) {
                     let address = addresses[lane].wrapping_add_signed(at.offset_bytes);
                     let thread = self.thread(lane, shared, local);
@@ -301,9 +365,18 @@ impl Warp {
                     let old = get(cells);
                     let function = if at.is_shared(address) { in_shared } else { function };
                     set(cells, function(old, b[lane], c[lane]));
+                    is_changed |= get(cells) != old;
                     if let Some(to) = to {
                         self.registers[(base + to) as usize][lane] = old;
                     }
+                }
+                if is_changed {
+                    if self.changes(run, index) {
+                        return Ok(Flow::Changed);
+                    }
+                } else if to.is_some() {
+                    let address = addresses[active.trailing_zeros() as usize];
+                    self.polls(pc, address.wrapping_add_signed(at.offset_bytes));
                 }
             }
             Op::Copy { to, from, size_bytes, source_bytes } => {
@@ -318,8 +391,12 @@ impl Warp {
                         let source = sources[lane].wrapping_add_signed(from.offset_bytes);
                         if source & u64::from(size_bytes - 1) != 0 {
                             let size_bytes = u64::from(*size_bytes);
-                            let mistake =
-                                Mistake::Misaligned { address: source, size_bytes, is_write: false };
+                            let mistake = Mistake::Misaligned {
+                                space: "global",
+                                address: source,
+                                size_bytes,
+                                is_write: false,
+                            };
                             return Err(failed(mistake));
                         }
                         // Only what is copied is read.
@@ -333,6 +410,9 @@ impl Warp {
                     run.note(to, target, &thread, || Touch::Copy);
                     cells.iter().zip(bytes).for_each(|(cell, byte)| cell.set(byte));
                 }
+                if self.changes(run, index) {
+                    return Ok(Flow::Changed);
+                }
             }
             Op::Branch { target } => {
                 // Some lanes branch, and some do not.
@@ -341,6 +421,9 @@ impl Warp {
                 let rest = Group { mask: mask & !active, pc: pc + 1, ..group.clone() };
                 group.mask = active;
                 self.groups.push(rest);
+                if self.is_polling && *target <= pc {
+                    self.stall(index);
+                }
                 return Ok(Flow::Changed);
             }
             Op::BranchTable { targets, index: slot } => {
@@ -348,7 +431,8 @@ impl Warp {
                 let first = active.trailing_zeros();
                 let number = numbers[first as usize];
                 let target = usize::try_from(number).ok().and_then(|number| targets.get(number));
-                let target = *target.ok_or((Mistake::WrongTarget(number), first))?;
+                let wrong = Mistake::WrongIndex { index: number, len: targets.len() };
+                let target = *target.ok_or((wrong, first))?;
                 let same = bits(active)
                     .filter(|lane| numbers[*lane] == number)
                     .fold(0, |mask, lane| mask | 1 << lane);
@@ -408,110 +492,25 @@ impl Warp {
             }
             Op::Trap => return Err((Mistake::Trap, active.trailing_zeros())),
             Op::Barrier(barrier) => return self.barrier(run, barriers, index, active, barrier),
-            Op::WarpBarrier { mask } => {
-                let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
-                    return Ok(Flow::Changed);
-                }
-                if let Some(checker) = &mut run.checker {
-                    // Lanes meet those alone that state the same mask.
-                    let mut rest = active;
-                    while rest != 0 {
-                        let mask = named[rest.trailing_zeros() as usize] as u32;
-                        let same = bits(rest)
-                            .filter(|lane| named[*lane] as u32 == mask)
-                            .fold(0, |same, lane| same | 1 << lane);
-                        checker.warp_meets(self.number, same & mask, run.steps);
-                        rest &= !same;
-                    }
-                }
-            }
-            Op::Shuffle(shuffle) => {
-                let named = shuffle.mask.map(|slot| *self.lanes(run, base, slot));
-                if self.lacks_lanes(index, active, named.as_ref()) {
-                    return Ok(Flow::Changed);
-                }
-                self.shuffle(run, base, (pc, active), named.as_ref(), shuffle);
-            }
-            Op::Vote { kind, to, input, mask } => {
-                let named = mask.map(|slot| *self.lanes(run, base, slot));
-                if self.lacks_lanes_of(run, (index, pc), active, named.as_ref()) {
-                    return Ok(Flow::Changed);
-                }
-                let yes = set_lanes(self.lanes(run, base, *input));
-                let value = by_mask(active, named.as_ref(), |lanes| {
-                    let yes = yes & lanes;
-                    match kind {
-                        Vote::All => u32::from(yes == lanes),
-                        Vote::Any => u32::from(yes != 0),
-                        Vote::Uniform => u32::from(yes == 0 || yes == lanes),
-                        Vote::Ballot => yes,
-                        Vote::Count => yes.count_ones(),
-                    }
-                });
-                self.write(base + to, &value, active);
-            }
-            Op::MatchAny { to, input, mask } => {
-                let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
-                    return Ok(Flow::Changed);
-                }
-                let values = *self.lanes(run, base, *input);
-                let value = core::array::from_fn(|lane| {
-                    let lanes = active & named[lane] as u32;
-                    bits(lanes)
-                        .filter(|other| values[*other] == values[lane])
-                        .fold(0, |mask, lane| mask | 1 << lane)
-                });
-                self.write(base + to, &value, active);
-            }
-            Op::MatchAll { to, is_equal, input, mask } => {
-                let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
-                    return Ok(Flow::Changed);
-                }
-                let values = *self.lanes(run, base, *input);
-                let equal: Lanes = core::array::from_fn(|lane| {
-                    let lanes = active & named[lane] as u32;
-                    if bits(lanes).all(|other| values[other] == values[lane]) { u64::from(lanes) } else { 0 }
-                });
-                if let Some(to) = to {
-                    self.write(base + to, &equal, active);
-                }
-                if let Some(is_equal) = is_equal {
-                    self.write(base + is_equal, &equal.map(|lanes| u64::from(lanes != 0)), active);
-                }
-            }
-            Op::Reduce { function, to, input, mask } => {
-                let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
-                    return Ok(Flow::Changed);
-                }
-                let values = *self.lanes(run, base, *input);
-                let value = core::array::from_fn(|lane| {
-                    bits(active & named[lane] as u32).map(|lane| values[lane]).reduce(function).unwrap_or(0)
-                });
-                self.write(base + to, &value, active);
-            }
-            Op::Elect { to, is_elected, mask } => {
-                let named = *self.lanes(run, base, *mask);
-                if self.lacks_lanes_of(run, (index, pc), active, Some(&named)) {
-                    return Ok(Flow::Changed);
-                }
-                let leader = by_mask(active, Some(&named), u32::trailing_zeros);
-                if let Some(to) = to {
-                    self.write(base + to, &leader, active);
-                }
-                if let Some(is_elected) = is_elected {
-                    let value = core::array::from_fn(|lane| u64::from(leader[lane] == lane as u64));
-                    self.write(base + is_elected, &value, active);
-                }
-            }
+            Op::WarpBarrier { mask }
+            | Op::MatchAny { mask, .. }
+            | Op::MatchAll { mask, .. }
+            | Op::Reduce { mask, .. }
+            | Op::Elect { mask, .. } => return Ok(self.exchange(run, (index, active), Some(*mask), op)),
+            Op::Shuffle(shuffle) => return Ok(self.exchange(run, (index, active), shuffle.mask, op)),
+            Op::Vote { mask, .. } => return Ok(self.exchange(run, (index, active), *mask, op)),
             Op::Matrix(matrix) => {
-                if self.lacks_lanes(index, active, Some(&[u64::from(u32::MAX); LANES])) {
+                // All lanes execute it at one place.
+                if active != self.alive() {
+                    self.split_guarded(index, active);
+                    self.groups[index].waiting = Waiting::Lanes;
                     return Ok(Flow::Changed);
                 }
                 self.matrix(run, shared, active, (local, base), matrix)?;
+                if matches!(**matrix, Matrix::StoreRows { .. } | Matrix::Store { .. }) {
+                    // All lanes are here, so none of the warp waits for it.
+                    self.changes(run, index);
+                }
             }
             Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
             Op::Clock { to, part } => {
@@ -538,49 +537,13 @@ impl Warp {
     }
 
     /// Sends the lanes of a group for which the guard does not hold on to the next instruction.
-    fn split_guarded(&mut self, index: usize, active: u32) {
+    pub(crate) fn split_guarded(&mut self, index: usize, active: u32) {
         let group = &mut self.groups[index];
         if group.mask != active {
             let rest = Group { mask: group.mask & !active, pc: group.pc + 1, ..group.clone() };
             group.mask = active;
             self.groups.push(rest);
         }
-    }
-
-    /// True if lanes that an instruction names are elsewhere: then the group waits for them.
-    fn lacks_lanes(&mut self, index: usize, active: u32, named: Option<&Lanes>) -> bool {
-        let Some(named) = named else { return false };
-        if active == self.groups[index].mask && self.groups.len() == 1 {
-            return false;
-        }
-        let alive = self.alive();
-        let wanted = bits(active).fold(0, |mask, lane| mask | named[lane] as u32) & alive;
-        if wanted & !active == 0 {
-            return false;
-        }
-        self.split_guarded(index, active);
-        self.groups[index].waiting = Waiting::Lanes;
-        true
-    }
-
-    /// The same, for an instruction that has no meaning for a lane that its own mask leaves out.
-    fn lacks_lanes_of(
-        &mut self,
-        run: &mut Run<'_>,
-        (index, step): (usize, u32),
-        active: u32,
-        named: Option<&Lanes>,
-    ) -> bool {
-        if self.lacks_lanes(index, active, named) {
-            return true;
-        }
-        if let (Some(named), Some(checker)) = (named, &mut run.checker) {
-            for lane in bits(active).filter(|lane| named[*lane] >> lane & 1 == 0) {
-                let thread = self.number * LANES as u32 + lane as u32;
-                checker.report((step, thread), step, Mistake::NotInMask { mask: named[lane] as u32 });
-            }
-        }
-        false
     }
 
     /// The mistake of lanes that wait at a barrier for the rest of their warp, which does not come.
@@ -603,7 +566,7 @@ impl Warp {
     fn barrier(
         &mut self,
         run: &mut Run<'_>,
-        barriers: &mut [Arrivals],
+        barriers: &mut Barriers,
         index: usize,
         active: u32,
         barrier: &Barrier,
@@ -611,6 +574,9 @@ impl Warp {
         let base = self.groups[index].frame.registers;
         let first = active.trailing_zeros();
         let number = self.lanes(run, base, barrier.number)[first as usize];
+        if number >= BARRIERS {
+            return Err((Mistake::WrongBarrier { number }, first));
+        }
         if barrier.is_aligned && active != self.alive() {
             self.split_guarded(index, active);
             let group = &mut self.groups[index];
@@ -629,41 +595,56 @@ impl Warp {
             None => self.arrived.push((pc, active)),
         }
         let counts = barrier.count.map(|count| self.lanes(run, base, count));
-        let expected = counts.map(|counts| counts[first as usize] as u32);
         let numbers = self.lanes(run, base, barrier.number);
         let is_same = |lane: &usize| {
             numbers[*lane] == number && counts.is_none_or(|counts| counts[*lane] == counts[first as usize])
         };
         let same = bits(active).filter(is_same).fold(0, |mask, lane| mask | 1 << lane);
-        if same != active && !barrier.is_aligned {
+        if same != active && barrier.is_aligned {
+            let other = self.number * LANES as u32 + (active & !same).trailing_zeros();
+            let other = place(other.into(), run.launch.block);
+            return Err((Mistake::BarrierOperands { other }, first));
+        }
+        if same != active {
             // Lanes at another barrier arrive there next.
             self.split_guarded(index, active);
             self.split(index, same);
             return self.barrier(run, barriers, index, same, barrier);
         }
+        let is_arrive = matches!(barrier.kind, BarrierKind::Arrive);
+        // A number of 0 stands for none, where there may be none.
+        let expected = counts.map(|counts| counts[first as usize] as u32);
+        let expected = expected.filter(|expected| *expected != 0 || is_arrive);
         let no = match barrier.kind {
             BarrierKind::Combine { input, .. } => !set_lanes(self.lanes(run, base, input)) & active,
             _ => 0,
         };
-        let Some(arrivals) = barriers.get_mut(number as usize) else {
-            return Err((Mistake::WrongTarget(number), first));
+        let number = number as u32;
+        let phase = barriers.phase(number);
+        let (threads, alive) = (active.count_ones(), self.alive());
+        let there = self.groups.iter().filter(|group| group.waiting == (Waiting::Barrier { number, phase }));
+        let there = there.fold(active, |mask, group| mask | group.mask);
+        // A stated number of threads counts whole warps: with its last lane, those of a warp that have ended or do not exist.
+        let counted = match barrier.is_aligned {
+            true => LANES as u32,
+            false if there == alive => threads + LANES as u32 - alive.count_ones(),
+            false => threads,
         };
-        // A stated number of threads counts whole warps.
-        let threads =
-            if expected.is_some() && barrier.is_aligned { LANES as u32 } else { active.count_ones() };
-        arrivals.arrive(threads, expected, (active.count_ones(), no.count_ones()));
         // At a barrier of the whole block, what each knew does not matter.
-        let is_partial = expected.is_some() || matches!(barrier.kind, BarrierKind::Arrive);
-        if let Some(checker) = run.checker.as_mut().filter(|_| is_partial) {
+        if let Some(checker) = run.checker.as_mut().filter(|_| expected.is_some()) {
             let first = self.number * LANES as u32;
-            checker.arrive(number as u32, bits(active).map(|lane| first + lane as u32), run.steps);
+            checker.arrive((number, phase), bits(active).map(|lane| first + lane as u32), run.steps);
         }
+        let is_combining = matches!(barrier.kind, BarrierKind::Combine { .. });
+        let arrival = Arrival { number, threads, counted, expected, is_combining, no: no.count_ones() };
+        let block = run.launch.block.into_iter().product::<u32>().next_multiple_of(LANES as u32);
+        barriers.arrive(&arrival, block).map_err(|mistake| (mistake, first))?;
         self.split_guarded(index, active);
-        if matches!(barrier.kind, BarrierKind::Arrive) {
+        if is_arrive {
             self.groups[index].pc += 1;
             return Ok(Flow::Changed);
         }
-        self.groups[index].waiting = Waiting::Barrier(number as u32);
+        self.groups[index].waiting = Waiting::Barrier { number, phase };
         Ok(Flow::Changed)
     }
 
@@ -762,85 +743,11 @@ impl Warp {
         }
         Ok(())
     }
-
-    fn shuffle(
-        &mut self,
-        run: &Run<'_>,
-        base: u32,
-        (step, active): (u32, u32),
-        named: Option<&Lanes>,
-        shuffle: &Shuffle,
-    ) {
-        let is_followed = run.checker.as_ref().is_some_and(|checker| checker.is_following_values());
-        let mut undefined: Option<Origin> = None;
-        let [input, by, limits] =
-            [shuffle.input, shuffle.lane, shuffle.limits].map(|slot| *self.lanes(run, base, slot));
-        let mut value = [0; LANES];
-        let mut valid = [0; LANES];
-        for lane in bits(active) {
-            let (by, limit, segment) =
-                (by[lane] as u32 & 31, limits[lane] as u32 & 31, limits[lane] as u32 >> 8 & 31);
-            let own = lane as u32;
-            let (low, high) = (own & segment, own & segment | limit & !segment);
-            let (source, is_valid) = match shuffle.kind {
-                ShuffleKind::Up => (own.wrapping_sub(by), own as i32 - by as i32 >= high as i32),
-                ShuffleKind::Down => (own + by, own + by <= high),
-                ShuffleKind::Butterfly => (own ^ by, own ^ by <= high),
-                ShuffleKind::Index => (low | by & !segment, low | by & !segment <= high),
-            };
-            let source = if is_valid { source & 31 } else { own };
-            value[lane] = input[source as usize];
-            valid[lane] = u64::from(is_valid);
-            if is_followed {
-                // Both lanes execute the instruction, and the mask has both.
-                let taking_part = active & named.map_or(u32::MAX, |named| named[lane] as u32);
-                let known = match shuffle.input {
-                    Slot::Register(register) => self.undefined.among(base + register, 1 << source),
-                    _ => None,
-                };
-                let known = match known {
-                    _ if taking_part >> lane & 1 == 0 => Some(Origin { lanes: 0, step, source: own }),
-                    _ if taking_part >> source & 1 == 0 => Some(Origin { lanes: 0, step, source }),
-                    known => known,
-                };
-                if let Some(origin) = known {
-                    let lanes = undefined.map_or(0, |origin| origin.lanes) | 1 << lane;
-                    undefined = Some(Origin { lanes, ..undefined.unwrap_or(origin) });
-                }
-            }
-        }
-        if is_followed {
-            shuffle.is_valid.iter().for_each(|is_valid| self.undefined.remove(base + is_valid, active));
-            self.undefined.remove(base + shuffle.to, active);
-            undefined.into_iter().for_each(|origin| self.undefined.add(base + shuffle.to, origin));
-        }
-        self.write(base + shuffle.to, &value, active);
-        if let Some(is_valid) = shuffle.is_valid {
-            self.write(base + is_valid, &valid, active);
-        }
-    }
 }
 
 /// The lanes of which a predicate is set.
-fn set_lanes(predicate: &Lanes) -> u32 {
+pub(crate) fn set_lanes(predicate: &Lanes) -> u32 {
     predicate.iter().enumerate().fold(0, |mask, (lane, value)| mask | ((value & 1) as u32) << lane)
-}
-
-/// A value for each lane, of the lanes that take part with it.
-fn by_mask(active: u32, named: Option<&Lanes>, f: impl Fn(u32) -> u32) -> Lanes {
-    match named {
-        None => [u64::from(f(active)); LANES],
-        Some(named) => {
-            let mut known = (0, 0);
-            core::array::from_fn(|lane| {
-                let lanes = active & named[lane] as u32;
-                if known.0 != lanes {
-                    known = (lanes, f(lanes));
-                }
-                u64::from(known.1)
-            })
-        }
-    }
 }
 
 /// The values of a special register.

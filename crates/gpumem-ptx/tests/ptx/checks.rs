@@ -371,7 +371,8 @@ fn shuffles_of_lanes_that_do_not_take_part() {
         let found = checked(lines, 16).hazards;
         let [found] = &found[..] else { panic!("{lines}: {found:?}") };
         assert_eq!((found.line, found.thread), (10, [thread, 0, 0]), "{lines}: {found}");
-        assert_eq!(found.mistake, Mistake::UndefinedLane { lane, use_line: line }, "{lines}");
+        let use_line = gpumem_ptx::TextLine { line, source_line: None };
+        assert_eq!(found.mistake, Mistake::UndefinedLane { lane, use_line }, "{lines}");
     }
 }
 

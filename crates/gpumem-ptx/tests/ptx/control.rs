@@ -333,3 +333,167 @@ fn lanes_that_leave_a_loop_with_a_barrier_are_not_waited_for() {
         assert!(found.into_iter().eq((0..64).map(|lane| 1 + lane % 4)), "{lines}");
     }
 }
+
+/// Two warps produce what two others consume, by barriers that both count at: a full and an empty one.
+#[test]
+fn producers_and_consumers_meet_at_counted_barriers() {
+    let lines = ".shared .align 4 .u32 slots[64]; shr.u32 %r1, %r0, 6; and.b32 %r2, %r0, 63; shl.b32 %r3, %r2, 2;\n\
+                 mov.u32 %r4, slots; add.u32 %r3, %r3, %r4; mov.u32 %r5, 0; mov.u32 %r6, 0; mov.u32 %r10, 1; mov.u32 %r11, 128;\n\
+                 setp.eq.u32 %p0, %r1, 1; @%p0 bra CONSUME;\n\
+                 PRODUCE: bar.sync 2, 128; add.u32 %r7, %r5, %r2; st.shared.u32 [%r3], %r7; bar.arrive 1, 128;\n\
+                 add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 8; @%p1 bra PRODUCE; ret;\n\
+                 CONSUME: bar.arrive 2, 128; bar.sync %r10, %r11; xor.b32 %r8, %r3, 128; ld.shared.u32 %r9, [%r8]; add.u32 %r6, %r6, %r9;\n\
+                 add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 8; @%p1 bra CONSUME; st.global.u32 [%rd1], %r6;";
+    let module = module(&kernel(&format!("{AT_THREAD}\n{lines}")));
+    for seed in 0..32 {
+        for races in [false, true] {
+            let mut memory = Memory::default();
+            let address = memory.alloc(&[0; 128]);
+            let parameters = address.to_le_bytes();
+            let checks = gpumem_ptx::Checks { races, uninitialised: false };
+            let launch = gpumem_ptx::Launch { seed, checks, ..launch(&parameters, 1, 128) };
+            let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
+            assert_eq!((outcome.mistake, outcome.hazards), (None, Vec::new()), "seed {seed}");
+            let expected = (0..64).map(|lane| 8 * (lane ^ 32) + 28);
+            assert!(memory.words(address)[64..].iter().copied().eq(expected), "seed {seed}");
+        }
+    }
+}
+
+/// Votes of each pair of warps that meet, not of all that arrive.
+#[test]
+fn a_counted_barrier_opens_for_as_many_as_it_counts() {
+    let lines = "setp.lt.u32 %p0, %r0, 1000; bar.red.popc.u32 %r1, 0, 64, %p0; st.global.u32 [%rd1], %r1;";
+    assert_eq!(run(&format!("{AT_THREAD}{lines}"), 128, 128).unwrap(), [64; 128]);
+    // Each warp alone.
+    let lines = lines.replace("64", "32");
+    assert_eq!(run(&format!("{AT_THREAD}{lines}"), 128, 128).unwrap(), [32; 128]);
+    // A number of 0 stands for all.
+    let lines = "mov.u32 %r2, 0; setp.lt.u32 %p0, %r0, 1000; bar.red.popc.u32 %r1, 0, %r2, %p0; st.global.u32 [%rd1], %r1;";
+    assert_eq!(run(&format!("{AT_THREAD}{lines}"), 128, 128).unwrap(), [128; 128]);
+    // All threads of the block are a number, too.
+    let lines = "setp.lt.u32 %p0, %r0, 64; @%p0 bra ALL; bar.arrive 0, 128; ret; ALL: bar.sync 0; st.global.u32 [%rd1], 1;";
+    let found = run(&format!("{AT_THREAD}{lines}"), 128, 128).unwrap();
+    assert!(found.into_iter().eq((0..128).map(|thread| u32::from(thread < 64))));
+}
+
+/// Lanes that have ended, or do not exist, are counted with the others of their warp.
+#[test]
+fn a_part_of_a_warp_counts_whole_at_a_counted_barrier() {
+    for barrier in ["bar.sync 0, 64;", "barrier.sync 0, 64;"] {
+        let lines =
+            format!("{AT_THREAD} setp.eq.u32 %p0, %r0, 3; @%p0 ret; {barrier} st.global.u32 [%rd1], 1;");
+        let found = run(&lines, 40, 40).unwrap();
+        assert!(found.into_iter().eq((0..40).map(|thread| u32::from(thread != 3))), "{barrier}");
+    }
+}
+
+/// Lanes of one mask execute the same instruction at two places of the text.
+#[test]
+fn lanes_of_one_mask_meet_at_several_places() {
+    for (one, other, expected) in [
+        ("bar.warp.sync -1;", "bar.warp.sync %r9;", [0, 0]),
+        (
+            "shfl.sync.bfly.b32 %r2, %r0, 16, 31, -1;",
+            "shfl.sync.bfly.b32 %r2, %r8, 16, 31, %r9;",
+            [16 + 100, 0],
+        ),
+        (
+            "vote.sync.ballot.b32 %r2, %p1, -1;",
+            "vote.sync.ballot.b32 %r2, %p2, %r9;",
+            [0xffff_0001, 0xffff_0001],
+        ),
+        ("redux.sync.add.u32 %r2, 1, -1;", "redux.sync.add.u32 %r2, 2, %r9;", [48, 48]),
+        ("match.any.sync.b32 %r2, 7, -1;", "match.any.sync.b32 %r2, 7, %r9;", [u32::MAX; 2]),
+        ("match.all.sync.b32 %r2|%p3, 7, -1;", "match.all.sync.b32 %r2|%p3, 8, %r9;", [0, 0]),
+        ("elect.sync %r2|%p3, -1;", "elect.sync %r2|%p3, %r9;", [0, 0]),
+    ] {
+        let lines = format!(
+            "{AT_THREAD} mov.u32 %r9, 0xffffffff; add.u32 %r8, %r0, 100; setp.eq.u32 %p1, %r0, 0; setp.ge.u32 %p2, %r0, 16;\n\
+             mov.u32 %r2, 0; setp.ge.u32 %p0, %r0, 16; @%p0 bra OTHER; {one} bra END; OTHER: {other} END: st.global.u32 [%rd1], %r2;"
+        );
+        let found = run(&lines, 32, 32).unwrap_or_else(|mistake| panic!("{mistake}\n{one}"));
+        assert_eq!([found[0], found[16]], expected, "{one}");
+    }
+    // Three places, one of them in a function.
+    let text = format!(
+        ".func meet(.reg .b32 m) {{ bar.warp.sync m; ret; }}\n{}",
+        kernel(&format!(
+            "{AT_THREAD} setp.lt.u32 %p0, %r0, 8; @%p0 bra A; setp.lt.u32 %p0, %r0, 16; @%p0 bra B; call.uni meet, (-1); bra END;\n\
+             A: bar.warp.sync -1; bra END; B: bar.warp.sync -1; END: st.global.u32 [%rd1], 1;"
+        ))
+    );
+    let (memory, address, outcome) = run_touching(&text, 32, 32);
+    outcome.unwrap();
+    assert_eq!(memory.words(address), [1; 32]);
+}
+
+/// Another instruction, or another mask, is no meeting.
+#[test]
+fn lanes_of_other_instructions_do_not_meet() {
+    for (one, other) in [
+        ("shfl.sync.bfly.b32 %r2, %r0, 16, 31, -1;", "shfl.sync.down.b32 %r2, %r0, 16, 31, -1;"),
+        ("vote.sync.any.pred %p1, %p0, -1;", "vote.sync.all.pred %p1, %p0, -1;"),
+        ("redux.sync.add.u32 %r2, 1, -1;", "redux.sync.min.u32 %r2, 1, -1;"),
+        ("bar.warp.sync -1;", "bar.warp.sync 0x7fffffff;"),
+    ] {
+        let lines = format!(
+            "{AT_THREAD} setp.ge.u32 %p0, %r0, 16; @%p0 bra OTHER; {one} bra END; OTHER: {other} END: st.global.u32 [%rd1], %r2;"
+        );
+        let found = run(&lines, 32, 32).unwrap_err();
+        assert!(matches!(found.mistake, Mistake::Deadlock { .. }), "{found}\n{one}");
+    }
+}
+
+/// Each thread takes a lock in a loop: those that wait make room for the one that has it.
+#[test]
+fn a_lock_that_each_lane_takes_makes_progress() {
+    let add = "ld.volatile.u32 %r1, [%rd3]; add.u32 %r1, %r1, 1; st.volatile.u32 [%rd3], %r1;";
+    for lines in [
+        // By a compare-and-swap, by an exchange, and by a look before it.
+        format!(
+            "LOOP: atom.cas.b32 %r2, [%rd2], 0, 1; setp.ne.u32 %p0, %r2, 0; @%p0 bra LOOP; {add} membar.gl; atom.exch.b32 %r2, [%rd2], 0;"
+        ),
+        format!(
+            "LOOP: atom.exch.b32 %r2, [%rd2], 1; setp.eq.u32 %p0, %r2, 0; @!%p0 bra LOOP; {add} membar.gl; st.volatile.u32 [%rd2], 0;"
+        ),
+        format!(
+            "LOOP: ld.volatile.u32 %r2, [%rd2]; setp.ne.u32 %p0, %r2, 0; @%p0 bra LOOP; atom.cas.b32 %r2, [%rd2], 0, 1;\n\
+             setp.ne.u32 %p0, %r2, 0; @%p0 bra LOOP; {add} membar.gl; atom.exch.b32 %r2, [%rd2], 0;"
+        ),
+        // The way around: those that have it leave the loop from its middle.
+        format!(
+            "bra LOOP; GOT: {add} membar.gl; atom.exch.b32 %r2, [%rd2], 0; bra END;\n\
+             LOOP: atom.cas.b32 %r2, [%rd2], 0, 1; setp.eq.u32 %p0, %r2, 0; @%p0 bra GOT; bra LOOP; END:"
+        ),
+        // By a ticket.
+        format!(
+            "atom.add.u32 %r3, [%rd4], 1; LOOP: ld.volatile.u32 %r2, [%rd2]; setp.ne.u32 %p0, %r2, %r3; @%p0 bra LOOP;\n\
+             {add} membar.gl; add.u32 %r2, %r2, 1; st.volatile.u32 [%rd2], %r2;"
+        ),
+    ] {
+        let text =
+            kernel(&format!("add.u64 %rd2, %rd0, 4; mov.u64 %rd3, %rd0; add.u64 %rd4, %rd0, 8;\n{lines}"));
+        let module = module(&text);
+        for seed in 0..8 {
+            let mut memory = Memory::default();
+            let address = memory.alloc(&[0; 3]);
+            let parameters = address.to_le_bytes();
+            let launch = gpumem_ptx::Launch { seed, ..launch(&parameters, 4, 64) };
+            let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
+            assert_eq!(outcome.mistake, None, "{lines}");
+            assert_eq!(memory.words(address)[0], 256, "{lines}");
+            assert!(outcome.steps < 100_000, "{} steps\n{lines}", outcome.steps);
+        }
+    }
+}
+
+/// What is stopped is where it runs, not at a barrier at which others wait for it.
+#[test]
+fn a_loop_without_an_end_is_stopped_in_it() {
+    let lines = "mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 32; @%p0 bra DONE;\nLOOP: ld.volatile.u32 %r1, [%rd0];\n\
+                 setp.eq.u32 %p1, %r1, 0; @%p1 bra LOOP;\nDONE: bar.sync 0;";
+    let mistake = run(lines, 64, 1).unwrap_err();
+    assert!(matches!(mistake.mistake, Mistake::TooLong(_)) && [9, 10].contains(&mistake.line), "{mistake}");
+    assert!(mistake.thread[0] >= 32, "{mistake}");
+}

@@ -314,7 +314,7 @@ fn rows_that_are_no_shared_memory_are_mistakes() {
     let load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r0];";
     assert!(
         mistake(&format!(".shared .align 16 .b8 s[128]; mov.u32 %r0, s; add.u32 %r0, %r0, 8; {load}"))
-            .ends_with("reads 16 bytes at 0x8, which is no multiple of 16")
+            .ends_with("reads 16 bytes at 0x8 of shared memory: the address is no multiple of 16")
     );
     assert!(
         mistake(&format!(".shared .align 16 .b8 s[128]; mov.u32 %r0, s; add.u32 %r0, %r0, 128; {load}"))

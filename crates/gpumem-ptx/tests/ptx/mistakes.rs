@@ -1,7 +1,7 @@
 //! Mistakes of kernels are found at their places.
 
 use crate::support::{Memory, kernel, launch, module, run};
-use gpumem_ptx::{Mistake, Outcome};
+use gpumem_ptx::{BarrierCountFault, Mistake, Outcome};
 
 const AT_THREAD: &str = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd1, %rd0;";
 
@@ -101,4 +101,112 @@ fn a_trap_and_a_wild_call() {
     assert_eq!(run("trap;", 1, 1).unwrap_err().mistake, Mistake::Trap);
     let wild = run("P: .callprototype _ (); mov.u64 %rd1, 5; call %rd1, (), P;", 1, 1).unwrap_err();
     assert_eq!(wild.mistake, Mistake::WrongTarget(5));
+}
+
+/// The mistake of a kernel with these lines behind the thread's number in `%r0` and its place in `%rd1`.
+fn mistake(lines: &str, block: u32) -> Mistake {
+    let found = run(&format!("{AT_THREAD}\n{lines}"), block, block as usize).unwrap_err();
+    assert_eq!(found.line, 9, "{found}");
+    found.mistake
+}
+
+#[test]
+fn a_barrier_that_a_block_does_not_have() {
+    for lines in [
+        "mov.u32 %r1, 16; bar.sync %r1;",
+        "mov.u32 %r1, 16; bar.arrive %r1, 32;",
+        "mov.u32 %r1, 0xffffffff; barrier.sync %r1;",
+    ] {
+        let found = mistake(lines, 32);
+        assert!(matches!(found, Mistake::WrongBarrier { number: 16 | 0xffff_ffff }), "{found}");
+    }
+    let found = mistake("mov.u32 %r1, 16; bar.sync %r1;", 32);
+    assert_eq!(found.to_string(), "names barrier 16, and a block has barriers from 0 to 15");
+}
+
+#[test]
+fn a_barrier_of_a_number_of_threads_that_cannot_arrive() {
+    for (lines, number, count, why) in [
+        ("mov.u32 %r1, 48; bar.sync 3, %r1;", 3, 48, BarrierCountFault::NoWholeWarps),
+        ("mov.u32 %r1, 33; barrier.arrive 0, %r1;", 0, 33, BarrierCountFault::NoWholeWarps),
+        ("mov.u32 %r1, 0; bar.arrive 0, %r1;", 0, 0, BarrierCountFault::NoWholeWarps),
+        ("bar.sync 0, 128;", 0, 128, BarrierCountFault::MoreThanBlock(96)),
+        (
+            "setp.eq.u32 %p0, %r0, 0; bar.red.or.pred %p1, 0, 128, %p0;",
+            0,
+            128,
+            BarrierCountFault::MoreThanBlock(96),
+        ),
+    ] {
+        let found = mistake(lines, 80);
+        assert_eq!(found, Mistake::BarrierCount { number, count, why }, "{lines}");
+    }
+    let found = mistake("bar.sync 0, 128;", 80);
+    assert_eq!(found.to_string(), "states 128 threads for barrier 0, and its block has 96");
+}
+
+/// Warps that meet state one number, and lanes of a warp one barrier.
+#[test]
+fn a_barrier_with_differing_operands() {
+    let warp = "shr.u32 %r1, %r0, 5;";
+    for lines in [
+        "setp.eq.u32 %p0, %r1, 0; selp.u32 %r1, 64, 96, %p0; bar.sync 0, %r1;",
+        // All threads of the block are 96.
+        "setp.eq.u32 %p0, %r1, 0; @%p0 bra ARRIVE; bar.sync 0; bra END; ARRIVE: bar.arrive 0, 64; END:",
+    ] {
+        for seed in 0..8 {
+            let module = module(&kernel(&format!("{AT_THREAD} {warp}\n{lines}")));
+            let launch = gpumem_ptx::Launch { seed, ..launch(&[0; 8], 1, 96) };
+            let outcome = module.entry("k").unwrap().run(launch, &Memory::default()).unwrap();
+            let found = outcome.mistake.unwrap().mistake;
+            assert!(
+                matches!(found, Mistake::BarrierCount { number: 0, why: BarrierCountFault::Other(_), .. }),
+                "{found}"
+            );
+        }
+    }
+    let lanes = "and.b32 %r1, %r0, 1; bar.sync %r1, 64;";
+    assert_eq!(mistake(lanes, 64), Mistake::BarrierOperands { other: [1, 0, 0] });
+    let lanes = "and.b32 %r1, %r0, 32; setp.eq.u32 %p0, %r0, 7; @%p0 add.u32 %r1, %r1, 32; add.u32 %r1, %r1, 32; bar.sync 0, %r1;";
+    assert!(matches!(mistake(lanes, 32), Mistake::BarrierOperands { other: [7, 0, 0] }));
+    let mixed = format!(
+        "{warp} setp.eq.u32 %p0, %r1, 0; @%p0 bra RED; bar.sync 0, 64; bra END; RED: bar.red.or.pred %p1, 0, 64, %p0; END:"
+    );
+    assert_eq!(mistake(&mixed, 64), Mistake::BarrierMixed { number: 0 });
+}
+
+/// A stated number of threads does not make up for lanes that do not come.
+#[test]
+fn a_barrier_of_whole_warps_that_half_of_one_reaches() {
+    let found = mistake(
+        "setp.lt.u32 %p0, %r0, 16; @%p0 bra END; bar.sync 0, 32; END: st.global.u32 [%rd1], %r0;",
+        32,
+    );
+    assert_eq!(found, Mistake::Divergence { number: 0, missing: [0, 0, 0] });
+    let found = mistake("setp.lt.u32 %p0, %r0, 32; @%p0 bra END; bar.sync 0, 64; END:", 64);
+    let Mistake::Deadlock { why } = found else { panic!("{found}") };
+    assert_eq!(why, "32 threads are at barrier 0, which waits for 64, and no other thread can go on");
+}
+
+#[test]
+fn a_branch_by_an_index_that_the_table_does_not_have() {
+    let found = mistake("T: .branchtargets A, B; mov.u32 %r1, 2; brx.idx %r1, T; A: B:", 1);
+    assert_eq!(found.to_string(), "branches by index 2 of a table of 2 labels");
+}
+
+/// A misaligned access names its memory: an address, or a distance.
+#[test]
+fn misaligned_accesses_of_each_memory() {
+    for (lines, of, at) in [
+        ("ld.global.u32 %r1, [%rd0+2];", "global", 0x1_0002),
+        ("ld.u32 %r1, [%rd0+2];", "global", 0x1_0002),
+        (".shared .align 8 .b8 s[16]; ld.shared.u32 %r1, [s+2];", "shared", 2),
+        (".local .align 8 .b8 l[16]; mov.u64 %rd2, l; ld.local.u32 %r1, [%rd2+2];", "local", 2),
+    ] {
+        let found = mistake(lines, 1);
+        assert!(
+            matches!(found, Mistake::Misaligned { space, address, .. } if space == of && address == at),
+            "{found}"
+        );
+    }
 }
