@@ -105,9 +105,20 @@ fn annotation_of_more(count: usize) -> String {
 /// One line with an object.
 fn json(finding: &Finding) -> String {
     let place = finding.place();
+    let other = finding.other_place().map(|place| {
+        serde_json::json!({
+            "kernel": &*place.kernel,
+            "ptx_line": place.line,
+            "source": place.source_line,
+            "block": place.block,
+            "thread": place.thread,
+            "address": place.address.map(|address| format!("{address:#x}")),
+        })
+    });
     let object = serde_json::json!({
         "name": finding.name(),
         "text": finding.to_string(),
+        "other": other,
         "kernel": place.map(|place| &*place.kernel),
         "ptx_line": place.map(|place| place.line),
         "source": place.and_then(|place| place.source_line.as_deref()),

@@ -107,6 +107,34 @@ fn a_finding_in_a_kernel_has_its_place() {
 }
 
 #[test]
+fn a_race_between_kernels_has_two_places() {
+    let stderr = |form| {
+        let variables = [("GPUMEM_SIM_FINDINGS", form)];
+        String::from_utf8(run("child::writes_the_same_words_by_two_kernels", &variables).stderr).unwrap()
+    };
+    let object: serde_json::Value = serde_json::from_str(&stderr("json")).unwrap();
+    for place in [&object, &object["other"]] {
+        let found = serde_json::json!({
+            "kernel": place["kernel"], "ptx_line": place["ptx_line"], "source": place["source"], "block": place["block"],
+            "thread": place["thread"],
+        });
+        let expected = serde_json::json!({
+            "kernel": "overrun", "ptx_line": 9, "source": "over.cu:7", "block": [0, 0, 0], "thread": [0, 0, 0],
+        });
+        assert_eq!(found, expected, "{object}");
+        assert!(place["address"].as_str().unwrap().starts_with("0x"));
+    }
+    let (annotation, text) = (stderr("github"), stderr("text"));
+    assert!(annotation.starts_with("::error file=over.cu,line=7,title=race between streams"), "{annotation}");
+    let place = "at line 9 (over.cu:7), block (0, 0, 0), thread (0, 0, 0)";
+    assert_eq!(
+        (annotation.matches(place).count(), text.matches(place).count()),
+        (2, 2),
+        "{annotation}{text}"
+    );
+}
+
+#[test]
 fn findings_decide_the_exit_status_if_that_is_asked_for() {
     let code = |test, variables: &[_]| run(test, variables).status.code();
     let racy = "child::writes_the_same_bytes_on_two_streams";
@@ -326,12 +354,24 @@ mod child {
     #[test]
     #[ignore = "needs the library on the path; its parent starts it"]
     fn overruns_in_a_kernel() {
+        // Under any order the first thread that is out of bounds is this one: the other block stays within.
+        assert_eq!(launches(2, 1), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn writes_the_same_words_by_two_kernels() {
+        assert_eq!(launches(1, 2), CUresult::CUDA_SUCCESS);
+    }
+
+    /// Launches the kernel on 24 bytes, once on each of several streams, with blocks of 4 threads.
+    fn launches(blocks: u32, streams: usize) -> CUresult {
         let table = table();
         let (mut context, mut module, mut function, mut address) =
             (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut(), 0);
         let none = std::ptr::null_mut();
-        // SAFETY: the out-pointers live through the calls; the handles are the driver's own. The kernel writes past its memory, which the
-        // simulator refuses.
+        // SAFETY: the out-pointers live through the calls; the handles are the driver's own. Where the kernel writes past its memory, the
+        // simulator refuses it.
         unsafe {
             assert_eq!(table.cuInit.unwrap()(0), CUresult::CUDA_SUCCESS);
             assert_eq!(table.cuDevicePrimaryCtxRetain.unwrap()(&mut context, 0), CUresult::CUDA_SUCCESS);
@@ -344,12 +384,13 @@ mod child {
             let mut parameters = [(&raw mut address).cast()];
             let parameters = parameters.as_mut_ptr();
             let launch = table.cuLaunchKernel.unwrap();
-            // Under any order the first thread that is out of bounds is this one: the other block stays within.
-            assert_eq!(
-                launch(function, 2, 1, 1, 4, 1, 1, 0, none, parameters, none.cast()),
-                CUresult::CUDA_SUCCESS
-            );
-            assert_eq!(table.cuCtxSynchronize.unwrap()(), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            for _ in 0..streams {
+                let mut stream = std::ptr::null_mut();
+                assert_eq!(table.cuStreamCreate.unwrap()(&mut stream, 1), CUresult::CUDA_SUCCESS);
+                let launched = launch(function, blocks, 1, 1, 4, 1, 1, 0, stream, parameters, none.cast());
+                assert_eq!(launched, CUresult::CUDA_SUCCESS);
+            }
+            table.cuCtxSynchronize.unwrap()()
         }
     }
 

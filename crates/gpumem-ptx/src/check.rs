@@ -10,8 +10,8 @@
 //!
 //! An asynchronous copy writes when its thread waits for it. Until then any access to its target is a mistake.
 
-use crate::fault::{KernelMistake, Mistake, TextLine, place};
-use crate::memory::DeviceMemory;
+use crate::fault::{AccessPlace, KernelMistake, Mistake, TextLine, place};
+use crate::memory::{DeviceMemory, Sought};
 use crate::number::LANES;
 use crate::program::{Memory, Order, Program, Scope};
 use core::ops::Range;
@@ -64,6 +64,15 @@ pub(crate) struct Noted {
 }
 
 impl Noted {
+    fn is_one_of(&self, sought: &Sought) -> bool {
+        let end = self.address.saturating_add(self.size_bytes);
+        matches!(self.memory, Memory::Global | Memory::Generic)
+            && self.address < sought.bytes.end
+            && sought.bytes.start < end
+            && self.touch.is_write() == sought.is_write
+            && self.order.is_for_launches() == sought.is_strong
+    }
+
     /// Divides a read into units. A unit counts as unwritten if none of its bytes was written: compilers copy structures by words of 8 bytes,
     /// or by elements of at least 4, and so read the padding between the members.
     fn units(&self, address: u64) -> impl Iterator<Item = Range<u64>> {
@@ -96,6 +105,9 @@ pub(crate) struct Checker<'r> {
     released: HashMap<(Option<u64>, u64), Released>,
     hazards: Vec<KernelMistake>,
     seen: HashSet<(u32, u32)>,
+    /// An access that is looked for, and the first one that was found.
+    sought: Option<&'r Sought>,
+    found: Option<AccessPlace>,
 }
 
 struct BlockState {
@@ -350,7 +362,18 @@ impl<'r> Checker<'r> {
             released: HashMap::new(),
             hazards: Vec::new(),
             seen: HashSet::new(),
+            sought: None,
+            found: None,
         }
+    }
+
+    /// Looks for an access, too.
+    pub(crate) fn seek(&mut self, sought: &'r Sought) {
+        self.sought = Some(sought);
+    }
+
+    pub(crate) fn take_found(&mut self) -> Option<AccessPlace> {
+        self.found.take()
     }
 
     /// True if undefined values are followed.
@@ -521,6 +544,17 @@ impl<'r> Checker<'r> {
         };
         let is_shared = noted.memory == Memory::Shared;
         let is_local = matches!(noted.memory, Memory::Local | Memory::Frame);
+        if let Some(sought) = self.sought
+            && self.found.is_none()
+            && noted.is_one_of(sought)
+        {
+            self.found = Some(AccessPlace {
+                line: TextLine::of(self.program, noted.step),
+                block: place(self.block, self.grid),
+                thread: place(noted.thread.into(), self.block_shape),
+                address,
+            });
+        }
         if self.wish.uninitialised {
             self.note_written(noted, address, device);
         }

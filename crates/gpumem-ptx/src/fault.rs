@@ -20,6 +20,13 @@ pub struct KernelMistake {
     pub mistake: Mistake,
 }
 
+impl fmt::Display for AccessPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, block, thread, .. } = self;
+        write!(f, "{line}, block {}, thread {}", triple(block), triple(thread))
+    }
+}
+
 impl KernelMistake {
     /// Where it happened: `line 12 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0)`.
     #[must_use]
@@ -43,6 +50,19 @@ pub struct TextLine {
     pub source_line: Option<String>,
 }
 
+/// An access of a thread to device memory. Displays as `line 12 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0)`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AccessPlace {
+    /// The line.
+    pub line: TextLine,
+    /// The block in the grid.
+    pub block: [u32; 3],
+    /// The thread in the block.
+    pub thread: [u32; 3],
+    /// The first byte of the access.
+    pub address: u64,
+}
+
 /// What is wrong with the number of threads that a barrier states.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -61,6 +81,7 @@ pub enum BarrierCountFault {
 debug_is_display!(KernelMistake);
 debug_is_display!(Mistake);
 debug_is_display!(TextLine);
+debug_is_display!(AccessPlace);
 debug_is_display!(BarrierCountFault);
 
 impl TextLine {

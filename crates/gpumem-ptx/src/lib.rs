@@ -69,8 +69,8 @@ mod module;
 
 pub use check::Checks;
 pub use error::{LinkError, PtxError, PtxProblem};
-pub use fault::{BarrierCountFault, KernelMistake, Mistake, TextLine};
-pub use memory::{DeviceMemory, Region, Touched};
+pub use fault::{AccessPlace, BarrierCountFault, KernelMistake, Mistake, TextLine};
+pub use memory::{DeviceMemory, Region, Sought, Touched};
 pub use module::{Entry, Module, ModuleVariable};
 pub use program::Parameter;
 pub use run::{Launch, Outcome};

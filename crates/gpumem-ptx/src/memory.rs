@@ -29,12 +29,42 @@ pub struct Region<'m> {
 }
 
 /// The bytes that a launch accessed, as ranges of addresses in rising order with gaps between them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+///
+/// Strong accesses are atomics, and those that state `volatile`, `relaxed`, `acquire`, `release` or the like, with a scope that has other
+/// launches. Two of them do not race. Those of the scope of a block are among the others here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Touched {
     /// The ranges that were read.
     pub reads: Vec<Range<u64>>,
-    /// The ranges that were written, atomics included.
+    /// The ranges that were written.
     pub writes: Vec<Range<u64>>,
+    /// The ranges that strong loads read.
+    pub strong_reads: Vec<Range<u64>>,
+    /// The ranges that atomics and strong stores wrote.
+    pub strong_writes: Vec<Range<u64>>,
+}
+
+impl Touched {
+    /// Weak reads and writes, then strong ones.
+    pub(crate) fn new(ranges: [Ranges; 4]) -> Self {
+        let [reads, writes, strong_reads, strong_writes] = ranges.map(Ranges::finish);
+        Self { reads, writes, strong_reads, strong_writes }
+    }
+
+    pub(crate) fn ranges(&self) -> [&[Range<u64>]; 4] {
+        [&self.reads, &self.writes, &self.strong_reads, &self.strong_writes]
+    }
+}
+
+/// An access that is looked for among those of a launch: the first one of this kind to any of these bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sought {
+    /// The addresses.
+    pub bytes: Range<u64>,
+    /// True for a write.
+    pub is_write: bool,
+    /// True for a strong one, as [`Touched`] has it.
+    pub is_strong: bool,
 }
 
 /// Collects ranges.
@@ -71,7 +101,7 @@ impl Ranges {
         });
     }
 
-    pub(crate) fn finish(mut self) -> Vec<Range<u64>> {
+    fn finish(mut self) -> Vec<Range<u64>> {
         self.join();
         self.ranges
     }

@@ -1,12 +1,13 @@
 //! A module that was parsed and checked, and its kernels.
 
 use crate::error::{LinkError, Place, PtxError, PtxProblem};
+use crate::fault::AccessPlace;
 use crate::lower::{SHARED_BYTES_MAX, layout, lower, pointed};
-use crate::memory::DeviceMemory;
+use crate::memory::{DeviceMemory, Sought};
 use crate::names::Names;
 use crate::parse::parse;
 use crate::program::{Constant, FUNCTIONS, Parameter, Program};
-use crate::run::{Launch, Outcome, run};
+use crate::run::{Launch, Outcome, find, run};
 use crate::syntax::{DatumValue, Linkage, Space, Variable};
 
 /// A parsed text.
@@ -274,6 +275,26 @@ impl Entry {
     /// The instruction of a kernel that is [`Entry::unsupported`], and a launch of no threads, of more than 1024 in a block, of more than
     /// 2^48 blocks, or with more dynamic shared memory than a block can have. Nothing ran.
     pub fn run(&self, launch: Launch<'_>, memory: &dyn DeviceMemory) -> Result<Outcome, PtxError> {
+        Ok(run(self.checked(launch)?, launch, memory))
+    }
+
+    /// Runs a launch without its checks on copies of the memory, which does not change, and looks for an access. Where a launch went wrong with
+    /// another one, which is known afterwards alone, this finds the place. The outcome tells whether the launch did the same again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Entry::run`].
+    pub fn find(
+        &self,
+        launch: Launch<'_>,
+        memory: &dyn DeviceMemory,
+        sought: &Sought,
+    ) -> Result<(Option<AccessPlace>, Outcome), PtxError> {
+        Ok(find(self.checked(launch)?, launch, memory, sought))
+    }
+
+    /// The program, if the launch is one that can run.
+    fn checked(&self, launch: Launch<'_>) -> Result<&Program, PtxError> {
         let program = self.program.as_ref().map_err(Clone::clone)?;
         let product = |sizes: [u32; 3]| sizes.into_iter().map(u128::from).product::<u128>();
         let (blocks, threads) = (product(launch.grid), product(launch.block));
@@ -285,7 +306,7 @@ impl Entry {
             let what = format!("a launch with {} bytes of dynamic shared memory", launch.shared_bytes);
             return Err(PtxError::unsupported(Place::default(), what));
         }
-        Ok(run(program, launch, memory))
+        Ok(program)
     }
 }
 

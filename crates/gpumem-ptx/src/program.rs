@@ -322,6 +322,13 @@ pub(crate) struct Order {
     pub(crate) scope: Scope,
 }
 
+impl Order {
+    /// True for a strong access whose scope has other launches.
+    pub(crate) fn is_for_launches(self) -> bool {
+        self.is_strong && self.scope == Scope::Device
+    }
+}
+
 /// The threads for which a fence or a strong access counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Scope {

@@ -16,12 +16,13 @@ mod undefined;
 mod warp;
 
 use crate::check::{Checker, Checks};
-use crate::fault::{KernelMistake, Mistake, place};
-use crate::memory::{DeviceMemory, Ranges, Region, Touched};
+use crate::fault::{AccessPlace, KernelMistake, Mistake, place};
+use crate::memory::{DeviceMemory, Ranges, Region, Sought, Touched};
 use crate::number::{LANES, Lanes};
 use crate::program::{Constant, Program, SHARED_GAP_BYTES};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
+use crate::run::copied::{Copied, Piece};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
@@ -87,8 +88,8 @@ pub(crate) struct Run<'r> {
     last: usize,
     /// The bytes that each access of the program touched last.
     sites: Vec<SiteRange>,
-    reads: Ranges,
-    writes: Ranges,
+    /// What was accessed, by the kinds of [`Touched`].
+    touched: [Ranges; 4],
 }
 
 /// Where a mistake happened, as the run knows it.
@@ -104,6 +105,27 @@ pub(crate) fn run(program: &Program, launch: Launch<'_>, memory: &dyn DeviceMemo
     let mut run = Run::new(program, launch, memory);
     let mistake = run.blocks();
     run.outcome(mistake)
+}
+
+/// Runs a kernel on copies of the memory, which does not change, and looks for an access.
+pub(crate) fn find(
+    program: &Program,
+    launch: Launch<'_>,
+    memory: &dyn DeviceMemory,
+    sought: &Sought,
+) -> (Option<AccessPlace>, Outcome) {
+    let copies = Copied::new(|address, size_bytes, is_write| {
+        let region = memory.region(address, size_bytes, is_write)?;
+        Some(Piece::of(&region, address))
+    });
+    let launch = Launch { checks: Checks::default(), cores: 1, ..launch };
+    let mut run = Run::new(program, launch, &copies);
+    let mut checker = Checker::new(launch.checks, program, launch.grid, launch.block);
+    checker.seek(sought);
+    run.checker = Some(Box::new(checker));
+    let mistake = run.blocks();
+    let found = run.checker.as_mut().and_then(|checker| checker.take_found());
+    (found, run.outcome(mistake))
 }
 
 impl<'r> Run<'r> {
@@ -146,8 +168,7 @@ impl<'r> Run<'r> {
             regions: Vec::new(),
             last: 0,
             sites: vec![SiteRange::default(); program.sites as usize],
-            reads: Ranges::new(),
-            writes: Ranges::new(),
+            touched: core::array::from_fn(|_| Ranges::new()),
         }
     }
 }
@@ -218,13 +239,12 @@ impl Run<'_> {
     }
 
     fn outcome(self, mistake: Option<KernelMistake>) -> Outcome {
-        let (mut reads, mut writes) = (self.reads, self.writes);
+        let mut touched = self.touched;
         for site in self.sites {
-            if site.is_write { &mut writes } else { &mut reads }.add(site.range());
+            touched[usize::from(site.kind)].add(site.range());
         }
-        let finish = |ranges: Ranges| -> Vec<Range<u64>> { ranges.finish() };
         Outcome {
-            touched: Touched { reads: finish(reads), writes: finish(writes) },
+            touched: Touched::new(touched),
             printed: self.printed,
             steps: self.steps,
             hazards: self.checker.map_or_else(Vec::new, |checker| checker.into_hazards()),

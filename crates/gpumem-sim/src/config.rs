@@ -38,6 +38,7 @@ pub struct SimConfig {
     pub(crate) is_unwritten_wanted: bool,
     pub(crate) is_looking_inside_kernels: bool,
     pub(crate) takes_backtraces: bool,
+    pub(crate) kernel_steps_max: u64,
     pub(crate) host_function_wait: Duration,
     pub(crate) schedule: Schedule,
     pub(crate) rules: Vec<Rule>,
@@ -56,6 +57,7 @@ impl SimConfig {
             is_unwritten_wanted: false,
             is_looking_inside_kernels: false,
             takes_backtraces: false,
+            kernel_steps_max: KERNEL_STEPS,
             host_function_wait: HOST_FUNCTION_WAIT,
             schedule: Schedule::Random,
             rules: Vec::new(),
@@ -178,6 +180,20 @@ impl SimConfig {
         self
     }
 
+    /// Sets the steps of warps after which a kernel that runs from its text counts as endless and is stopped, with
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT` (default 2³², about two minutes of one core). A step is one instruction of one warp.
+    ///
+    /// ```
+    /// # use gpumem_sim::SimConfig;
+    /// let driver = gpumem_sim::driver(SimConfig::new().kernel_steps(1 << 20))?;
+    /// # let _ = driver;
+    /// # Ok::<(), gpumem_sim::SimError>(())
+    /// ```
+    pub fn kernel_steps(mut self, count: u64) -> Self {
+        self.kernel_steps_max = count;
+        self
+    }
+
     /// Records the call stack of each allocation, which findings then show (default off). Each allocation takes some microseconds
     /// longer.
     pub fn backtraces(mut self, takes: bool) -> Self {
@@ -234,6 +250,9 @@ impl SimConfig {
         if let Some(value) = read(CHECKS)? {
             (config.is_looking_inside_kernels, config.is_unwritten_wanted) = parse_checks(value)?;
         }
+        if let Some(value) = read(KERNEL_STEPS_VARIABLE)? {
+            config.kernel_steps_max = parse_steps(value)?;
+        }
         if let Some(value) = read(BACKTRACES)? {
             config.takes_backtraces = parse_backtraces(value)?;
         }
@@ -256,6 +275,8 @@ pub const MEMORY_BYTES_MAX: u64 = crate::base::address::DEVICE_SPACE_BYTES / 2;
 /// Long, so that only a function that waits for something else exceeds it.
 const HOST_FUNCTION_WAIT: Duration = Duration::from_millis(250);
 
+const KERNEL_STEPS: u64 = 1 << 32;
+
 const SEED: &str = "GPUMEM_SIM_SEED";
 const DEVICES: &str = "GPUMEM_SIM_DEVICES";
 const MEMORY: &str = "GPUMEM_SIM_MEMORY";
@@ -263,6 +284,8 @@ const INTEGRATED: &str = "GPUMEM_SIM_INTEGRATED";
 const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
 const RULES: &str = "GPUMEM_SIM_RULES";
 const CHECKS: &str = "GPUMEM_SIM_CHECKS";
+/// Also named to the user of a kernel that was stopped.
+pub(crate) const KERNEL_STEPS_VARIABLE: &str = "GPUMEM_SIM_KERNEL_STEPS";
 const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
 const LINKS: &str = "GPUMEM_SIM_LINKS";
 
@@ -309,6 +332,12 @@ fn parse_checks(value: String) -> Result<(bool, bool), EnvError> {
     Ok(found)
 }
 
+fn parse_steps(value: String) -> Result<u64, EnvError> {
+    let count = value.trim().parse().ok().filter(|count| *count > 0);
+    count
+        .ok_or_else(|| bad(KERNEL_STEPS_VARIABLE, value, "use a whole number from 1 to 18446744073709551615"))
+}
+
 fn parse_backtraces(value: String) -> Result<bool, EnvError> {
     match value.trim().to_lowercase().as_str() {
         "0" | "false" => Ok(false),
@@ -331,6 +360,7 @@ mod tests {
     fn values_that_parse() {
         assert_eq!(parse_seed(" 18446744073709551615 ".into()), Ok(u64::MAX));
         assert_eq!(parse_devices("0".into()), Ok(0));
+        assert_eq!(parse_steps(" 4294967296".into()), Ok(1 << 32));
         assert_eq!((parse_backtraces("1".into()), parse_backtraces("0".into())), (Ok(true), Ok(false)));
         assert_eq!(
             (parse_backtraces("True".into()), parse_backtraces("FALSE".into())),
@@ -358,6 +388,7 @@ mod tests {
             parse_backtraces("yes".into()).unwrap_err(),
             parse_page_cache("yes".into()).unwrap_err(),
             parse_links("some".into()).unwrap_err(),
+            parse_steps("0".into()).unwrap_err(),
         ]
         .map(|error| error.to_string());
         assert!(
@@ -370,7 +401,9 @@ mod tests {
                 && texts[2].contains("8GiB")
                 && texts[3].contains("2MiB")
                 && texts[5].contains("GPUMEM_SIM_INTEGRATED=\"yes\"")
-                && texts[6].contains("all or none"),
+                && texts[6].contains("all or none")
+                && texts[7].contains("GPUMEM_SIM_KERNEL_STEPS=\"0\"")
+                && texts[7].contains("from 1"),
             "{texts:?}"
         );
     }

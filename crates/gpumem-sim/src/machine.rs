@@ -21,7 +21,7 @@ use crate::base::thread::ThreadKey;
 use crate::config::SimConfig;
 use crate::config::rules::Rules;
 use crate::device::context::Context;
-use crate::device::launch::Kernel;
+use crate::device::launch::{Kernel, LaunchHistory};
 use crate::device::library::{Library, LibraryKernel};
 use crate::device::linker::Link;
 use crate::device::module::{Function, Module};
@@ -80,6 +80,8 @@ pub(crate) struct Machine {
     /// The race detector, if it is on.
     pub(crate) races: Option<Races>,
     pub(crate) findings: Findings,
+    /// What has run, for the places of accesses in findings. Empty without race detection.
+    pub(crate) launched: LaunchHistory,
     /// The operation that is running.
     pub(crate) running: Option<Running>,
     /// The number of calls so far, including the current one, and the thread of the current one.
@@ -110,6 +112,7 @@ impl Machine {
             rules: Rules::new(&config.rules, config.seed),
             races: config.is_looking_for_races.then(|| Races::new(config.is_unwritten_wanted)),
             findings: Findings::default(),
+            launched: LaunchHistory::default(),
             running: None,
             call_count: 0,
             call_name: "",

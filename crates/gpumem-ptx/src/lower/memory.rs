@@ -148,7 +148,8 @@ impl<'s, 't> Lower<'s, 't> {
 
     fn atomic(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let space = modifiers.space();
-        let order = modifiers.take_order();
+        // An atomic without an order is relaxed, which is strong.
+        let order = Order { is_strong: true, ..modifiers.take_order() };
         let len = Self::vector_len(modifiers);
         let of = modifiers.one_type()?;
         let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"];
@@ -161,7 +162,7 @@ impl<'s, 't> Lower<'s, 't> {
         let (function, in_shared) = (function(Space::Global)?, function(Space::Shared)?);
         let first = usize::from(modifiers.name == "atom");
         if len > 1 {
-            return self.atomic_vector(instruction, [function, in_shared], (space, of, len));
+            return self.atomic_vector(instruction, [function, in_shared], (space, of, len), order);
         }
         let b = self.value(self.operand(instruction, first + 1)?, of)?;
         let c = match name {
@@ -184,6 +185,7 @@ impl<'s, 't> Lower<'s, 't> {
         instruction: &'s Instruction<'t>,
         [function, in_shared]: [fn(u64, u64, u64) -> u64; 2],
         (space, of, len): (Space, Type, usize),
+        order: Order,
     ) -> Result<()> {
         let first = instruction.operands.len().saturating_sub(2);
         let values = self.parts(self.operand(instruction, first + 1)?);
@@ -195,6 +197,7 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(self.unknown(instruction));
         }
         let mut at = self.access(self.operand(instruction, first)?, space, of, len as u8)?;
+        at.order = order;
         // A target may be a value of a later element, or the address.
         at.at = Slot::Register(self.copy_of(at.at));
         let mut copies = Vec::new();

@@ -14,7 +14,8 @@ use core::ops::Range;
 pub(crate) struct SiteRange {
     start: u64,
     end: u64,
-    pub(crate) is_write: bool,
+    /// The number of its ranges among those of [`Touched`](crate::memory::Touched).
+    pub(crate) kind: u8,
 }
 
 impl SiteRange {
@@ -125,7 +126,7 @@ impl<'r> Run<'r> {
                 limit_bytes: 0,
                 is_write,
             }),
-            _ => self.global(address, size_bytes, is_write, access.site),
+            _ => self.global(address, size_bytes, is_write, access),
         }
     }
 
@@ -171,7 +172,7 @@ impl<'r> Run<'r> {
         }
         let cells = match memory {
             Memory::Shared => self.shared(shared, address, len, is_write).ok()?,
-            Memory::Global => self.global(address, len, is_write, access.site).ok()?,
+            Memory::Global => self.global(address, len, is_write, access).ok()?,
             _ => return None,
         };
         Some(Together { cells, first, lanes: lanes as usize, step: step as usize })
@@ -219,22 +220,22 @@ impl<'r> Run<'r> {
     }
 
     #[inline]
-    fn global(&mut self, address: u64, size_bytes: u64, is_write: bool, site: u32) -> Found<'r> {
+    fn global(&mut self, address: u64, size_bytes: u64, is_write: bool, access: &Access) -> Found<'r> {
         let found = match self.regions.get(self.last) {
             Some(region) if holds(region, address, size_bytes) && (region.is_writable || !is_write) => {
                 *region
             }
             _ => self.fetch(address, size_bytes, is_write)?,
         };
-        let site = &mut self.sites[site as usize];
+        let site = &mut self.sites[access.site as usize];
         if address == site.end {
             site.end += size_bytes;
         } else if address < site.start || address + size_bytes > site.end {
-            let ended =
-                core::mem::replace(site, SiteRange { start: address, end: address + size_bytes, is_write });
-            if ended.is_write { &mut self.writes } else { &mut self.reads }.add(ended.range());
+            let next = SiteRange { start: address, end: address + size_bytes, kind: site.kind };
+            let ended = core::mem::replace(site, next);
+            self.touched[usize::from(ended.kind)].add(ended.range());
         }
-        site.is_write = is_write;
+        site.kind = u8::from(is_write) | u8::from(access.order.is_for_launches()) << 1;
         let start = (address - found.start) as usize;
         Ok(&found.cells[start..start + size_bytes as usize])
     }

@@ -1,18 +1,9 @@
-//! The memory of a launch as one of its cores sees it: copies of the parts that it accesses. Another thread gives them.
+//! The memory of a launch as one of its cores sees it, or one that runs it again: copies of the parts that it accesses.
 
 use crate::memory::{DeviceMemory, Region};
 use core::cell::{Cell, OnceCell, RefCell};
 use core::ops::Range;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, Sender};
-
-/// A part that a core needs.
-pub(crate) struct Wanted {
-    pub(crate) core: usize,
-    pub(crate) address: u64,
-    pub(crate) size_bytes: u64,
-    pub(crate) is_write: bool,
-}
 
 /// A part of the memory: what is there before the launch, then what the core has written.
 #[derive(Clone)]
@@ -22,11 +13,12 @@ pub(crate) struct Piece {
     pub(crate) is_writable: bool,
 }
 
+/// Gives a piece with the bytes from an address on, and whether they are to be written.
+pub(crate) type Give<'g> = dyn Fn(u64, u64, bool) -> Option<Piece> + 'g;
+
 /// All pieces of a core.
-pub(crate) struct Copied {
-    core: usize,
-    wanted: Sender<Wanted>,
-    given: Receiver<Option<Piece>>,
+pub(crate) struct Copied<'g> {
+    give: Box<Give<'g>>,
     /// The cells of the pieces, in the order in which they came: others never move, so that the kernel may have them.
     cells: Vec<OnceCell<Vec<Cell<u8>>>>,
     /// By their first addresses.
@@ -39,10 +31,21 @@ struct Known {
     is_writable: bool,
 }
 
-impl Copied {
-    pub(crate) fn new(core: usize, wanted: Sender<Wanted>, given: Receiver<Option<Piece>>) -> Self {
+impl Piece {
+    /// A copy of what a region has around an address, as much as one piece may have.
+    pub(crate) fn of(region: &Region<'_>, address: u64) -> Self {
+        let window = window(address);
+        let start = window.start.max(region.start);
+        let end = window.end.min(region.start + region.cells.len() as u64);
+        let cells = region.cells[(start - region.start) as usize..(end - region.start) as usize].to_vec();
+        Self { start, cells, is_writable: region.is_writable }
+    }
+}
+
+impl<'g> Copied<'g> {
+    pub(crate) fn new(give: impl Fn(u64, u64, bool) -> Option<Piece> + 'g) -> Self {
         let cells = (0..PIECES_MAX).map(|_| OnceCell::new()).collect();
-        Self { core, wanted, given, cells, known: RefCell::default() }
+        Self { give: Box::new(give), cells, known: RefCell::default() }
     }
 
     /// The piece that has the beginning of an access, if it has it whole.
@@ -81,7 +84,7 @@ impl Copied {
     }
 }
 
-impl DeviceMemory for Copied {
+impl DeviceMemory for Copied<'_> {
     fn region(&self, address: u64, size_bytes: u64, is_write: bool) -> Option<Region<'_>> {
         let found = self.find(address, size_bytes);
         if let Some((_, region)) = found.filter(|(known, _)| known.is_writable || !is_write) {
@@ -91,8 +94,7 @@ impl DeviceMemory for Copied {
             // Of several lanes together. Each of them will ask for itself.
             return None;
         }
-        self.wanted.send(Wanted { core: self.core, address, size_bytes, is_write }).ok()?;
-        let piece = self.given.recv().ok().flatten()?;
+        let piece = (self.give)(address, size_bytes, is_write)?;
         match found {
             Some((known, region)) => {
                 // It was given for reading. The same bytes may be written, too, or the core gives up.
@@ -109,7 +111,7 @@ impl DeviceMemory for Copied {
 }
 
 /// The addresses that one piece has, at most, for an address among them.
-pub(crate) fn window(address: u64) -> Range<u64> {
+fn window(address: u64) -> Range<u64> {
     let start = address & !(WINDOW_BYTES - 1);
     start..start.saturating_add(WINDOW_BYTES)
 }
@@ -130,9 +132,8 @@ mod tests {
     /// A core has each byte once.
     #[test]
     fn pieces_do_not_overlap() {
-        let (wanted, _asked) = channel();
         let (give, given) = channel();
-        let memory = Copied::new(0, wanted, given);
+        let memory = Copied::new(|_, _, _| given.try_recv().ok().flatten());
         give.send(piece(0x1_0000, 0x100, false)).unwrap();
         memory.region(0x1_0010, 4, false).unwrap();
         // The bytes that may be written are others than those that may be read.

@@ -10,7 +10,7 @@
 use crate::memory::Touched;
 use crate::program::Program;
 use crate::run::block::{BLOCK_TURN, Progress, RunningBlock};
-use crate::run::copied::{Copied, Piece, Wanted, window};
+use crate::run::copied::{Copied, Piece};
 use crate::run::{Launch, Order, Run};
 use core::cell::Cell;
 use core::ops::Range;
@@ -46,6 +46,14 @@ struct Groups<'g> {
     /// The number of the first block that no core has taken.
     next: AtomicU64,
     is_given_up: AtomicBool,
+}
+
+/// A part of the memory that a core needs.
+struct Wanted {
+    core: usize,
+    address: u64,
+    size_bytes: u64,
+    is_write: bool,
 }
 
 /// What a group has done.
@@ -129,7 +137,10 @@ fn on_cores(run: &mut Run<'_>, groups: &Groups<'_>, cores: usize) -> Vec<Core> {
 impl Groups<'_> {
     /// Runs groups until there are none left, on one core.
     fn work(&self, core: usize, ask: Sender<Wanted>, given: Receiver<Option<Piece>>) -> Core {
-        let memory = Copied::new(core, ask, given);
+        let memory = Copied::new(|address, size_bytes, is_write| {
+            ask.send(Wanted { core, address, size_bytes, is_write }).ok()?;
+            given.recv().ok().flatten()
+        });
         let mut groups = Vec::new();
         let mut spare = None;
         let total = self.order.total;
@@ -147,7 +158,12 @@ impl Groups<'_> {
     }
 
     /// Runs those of the blocks that are left, or gives up.
-    fn group(&self, blocks: Range<u64>, memory: &Copied, spare: &mut Option<RunningBlock>) -> Option<Done> {
+    fn group(
+        &self,
+        blocks: Range<u64>,
+        memory: &Copied<'_>,
+        spare: &mut Option<RunningBlock>,
+    ) -> Option<Done> {
         let indices = blocks.map(|number| (self.order.index_of(number, self.inverse), number));
         let mut blocks: Vec<(u64, u64)> = indices.filter(|(index, _)| *index >= self.started).collect();
         blocks.sort_unstable();
@@ -179,11 +195,7 @@ impl Run<'_> {
             // Memory that is given access by access must not be copied from any more than that.
             return None;
         }
-        let window = window(address);
-        let start = window.start.max(region.start);
-        let end = window.end.min(region.start + region.cells.len() as u64);
-        let cells = region.cells[(start - region.start) as usize..(end - region.start) as usize].to_vec();
-        Some(Piece { start, cells, is_writable: region.is_writable })
+        Some(Piece::of(&region, address))
     }
 }
 
@@ -217,13 +229,14 @@ fn take(run: &mut Run<'_>, cores: &[Core]) -> bool {
     }
     run.steps += steps;
     for touched in groups().map(|group| &group.touched) {
-        touched.reads.iter().for_each(|range| run.reads.add(range.clone()));
-        touched.writes.iter().for_each(|range| run.writes.add(range.clone()));
+        for (all, ranges) in run.touched.iter_mut().zip(touched.ranges()) {
+            ranges.iter().for_each(|range| all.add(range.clone()));
+        }
     }
     true
 }
 
-/// True if none of several groups has accessed a byte that another one wrote.
+/// True if none of several groups has accessed a byte that another one wrote. Their programs have no strong accesses that reach other blocks.
 fn are_apart<'t>(groups: impl Iterator<Item = &'t Touched> + Clone) -> bool {
     let numbered = groups.clone().enumerate();
     let mut writes: Vec<(u64, u64, usize)> = numbered
@@ -309,6 +322,7 @@ mod tests {
         let touched = |reads: &[Range<u64>], writes: &[Range<u64>]| Touched {
             reads: reads.into(),
             writes: writes.into(),
+            ..Touched::default()
         };
         let cases = [
             (touched(&[0..100], &[0..4, 8..12]), touched(&[100..200], &[4..8]), false),

@@ -531,3 +531,89 @@ fn bytes_of_the_launch_and_of_before_are_written_together() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(matches!(found[0].mistake, Mistake::Uninitialised { address: 0x1_0008, .. }), "{found:?}");
 }
+
+/// By the memory model of PTX: of two accesses that nothing orders, one of them a write, both must be strong, with scopes that have both threads.
+#[test]
+fn volatile_and_relaxed_accesses_race_with_weak_ones_alone() {
+    let loads = ["ld.volatile.global.u32", "ld.relaxed.gpu.global.u32", "ld.acquire.sys.global.u32"];
+    let stores = ["st.volatile.global.u32", "st.relaxed.sys.global.u32", "st.release.gpu.global.u32"];
+    let (weak_load, weak_store) = ("ld.global.u32", "ld.weak.global.u32");
+    let store = |opcode: &str| format!("{opcode} [%rd0], 7;");
+    let load = |opcode: &str| format!("{opcode} %r5, [%rd0];");
+    let of_two_warps = |one: &str, other: &str| {
+        let lines = format!(
+            "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; setp.eq.u32 %p1, %r0, 32; @%p0 {one} @%p1 {other}"
+        );
+        let found = checked(&lines, 64).hazards;
+        assert!(found.is_empty() || is_race(&found, "global"), "{found:?}");
+        !found.is_empty()
+    };
+    for strong_store in stores {
+        for other in stores
+            .map(store)
+            .into_iter()
+            .chain(loads.map(load))
+            .chain(["red.global.add.u32 [%rd0], 1;".into()])
+        {
+            assert!(!of_two_warps(&store(strong_store), &other), "{strong_store} {other}");
+        }
+        for other in [load(weak_load), load(weak_store), store("st.global.u32").replace('7', "8")] {
+            assert!(of_two_warps(&store(strong_store), &other), "{strong_store} {other}");
+            assert!(of_two_warps(&other, &store(strong_store)), "{other} {strong_store}");
+        }
+    }
+    for strong_load in loads {
+        assert!(of_two_warps(&load(strong_load), &store("st.global.u32")), "{strong_load}");
+        assert!(!of_two_warps(&load(strong_load), &load(weak_load)), "{strong_load}");
+    }
+    assert!(of_two_warps("red.global.add.u32 [%rd0], 1;", &load(weak_load)));
+}
+
+/// Each thread writes its word of shared memory, and reads the one of the thread whose number differs in the bits `distance`.
+fn exchanged(between: &str, distance: u32) -> String {
+    format!(
+        ".shared .align 4 .b8 s[512]; mov.u32 %r3, s; shl.b32 %r1, %r0, 2; add.u32 %r1, %r1, %r3; st.shared.u32 [%r1], %r0;\n{between}\n\
+         xor.b32 %r2, %r0, {distance}; shl.b32 %r2, %r2, 2; add.u32 %r2, %r2, %r3; ld.shared.u32 %r4, [%r2];"
+    )
+}
+
+/// Only the warps that meet at a counted barrier are ordered by it.
+#[test]
+fn a_counted_barrier_orders_those_that_meet() {
+    let found =
+        |count: u32, distance| hazards(&exchanged(&format!("bar.sync 0, {count};"), distance), 128).len();
+    // Of the others, each warp meets one.
+    assert!(found(64, 32) + found(64, 64) + found(64, 96) > 0);
+    assert!([32, 64, 96].into_iter().any(|distance| found(64, distance) == 0));
+    assert_eq!(found(128, 64), 0);
+    assert!(found(32, 32) > 0);
+}
+
+/// What lanes wrote before one place of the barrier comes before what others read behind another one.
+#[test]
+fn a_barrier_of_a_warp_at_two_places_orders_its_lanes() {
+    let found = |barrier: &str| {
+        let between =
+            format!("setp.lt.u32 %p0, %r0, 16; @%p0 bra LOW; {barrier} bra END; LOW: {barrier} END:");
+        hazards(&exchanged(&between, 16), 32)
+    };
+    assert_eq!(found("bar.warp.sync -1;"), [""; 0]);
+    assert!(!found("").is_empty());
+}
+
+/// The other access of a race has its line of the source, too.
+#[test]
+fn races_name_both_lines_of_the_source() {
+    let lines = "mov.u32 %r0, %tid.x;\n.loc 1 4 0\nst.global.u32 [%rd0], %r0;\n.loc 1 9 0\nld.global.u32 %r1, [%rd0];";
+    let module = module(&format!(".file 1 \"race.cu\"\n{}", kernel(lines)));
+    let mut memory = Memory::default();
+    let parameters = memory.alloc(&[0; 4]).to_le_bytes();
+    let checks = Checks { races: true, uninitialised: false };
+    let launch = Launch { checks, ..launch(&parameters, 1, 64) };
+    let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
+    let found: Vec<String> = outcome.hazards.iter().map(ToString::to_string).collect();
+    assert!(
+        !found.is_empty() && found.iter().all(|found| found.matches("(race.cu:").count() == 2),
+        "{found:?}"
+    );
+}

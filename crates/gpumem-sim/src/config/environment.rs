@@ -23,6 +23,10 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "`kernel-races`, `uninitialised` or both with a comma (default neither): what the simulator also looks for",
     },
     Variable {
+        name: "GPUMEM_SIM_KERNEL_STEPS",
+        meaning: "a number: the steps of warps after which the simulator stops a kernel as endless (default 4294967296, about two minutes)",
+    },
+    Variable {
         name: "GPUMEM_SIM_FINDINGS",
         meaning: "`text` (default), `json` or `github`: the form in which the drop-in prints findings at exit",
     },

@@ -18,6 +18,8 @@ use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 use std::any::Any;
 use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 /// A Rust function that runs in place of the PTX entry of the same name.
 ///
@@ -176,6 +178,47 @@ pub(crate) struct QueuedLaunch {
     /// The memory that the kernel may access; `None` if the launch declares none, and is not checked.
     pub(crate) declared: Option<Declared>,
 }
+
+/// A launch that has run from its text, as far as it takes to run it again.
+pub(crate) struct Launched {
+    pub(crate) context: Handle,
+    pub(crate) queued: Arc<QueuedLaunch>,
+    /// The call that queued it.
+    pub(crate) call: u64,
+    pub(crate) seed: u64,
+    pub(crate) steps: u64,
+    /// A hash of what it touched.
+    pub(crate) touched: u64,
+}
+
+/// The launches that have run last, by stream and position.
+#[derive(Default)]
+pub(crate) struct LaunchHistory {
+    launches: HashMap<(u64, u64), Launched>,
+    order: VecDeque<(u64, u64)>,
+    /// The steps for which launches have been run again.
+    pub(crate) steps: u64,
+}
+
+impl LaunchHistory {
+    pub(crate) fn add(&mut self, stream: Handle, position: u64, launched: Launched) {
+        let key = (stream.to_bits(), position);
+        if self.launches.insert(key, launched).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > LAUNCHES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.launches.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn find(&self, stream: u64, position: u64) -> Option<&Launched> {
+        self.launches.get(&(stream, position))
+    }
+}
+
+const LAUNCHES_MAX: usize = 4096;
 
 impl QueuedLaunch {
     /// The bytes around an access that the launch declares, or those of a variable of the module.

@@ -45,12 +45,16 @@ impl Findings {
     }
 
     pub(crate) fn add(&mut self, finding: Finding) {
-        let is_known = self.list.iter().any(|known| is_same_pair(known, &finding));
-        if is_known || self.list.len() == FINDINGS_MAX {
-            self.more_count += 1;
-        } else {
+        if self.is_kept(&finding) {
             self.list.push(finding);
+        } else {
+            self.more_count += 1;
         }
+    }
+
+    /// True for a finding that would be kept, not counted.
+    pub(crate) fn is_kept(&self, finding: &Finding) -> bool {
+        self.list.len() < FINDINGS_MAX && !self.list.iter().any(|known| is_same_pair(known, finding))
     }
 }
 
@@ -94,6 +98,7 @@ impl Trace {
             position: self.position,
             call: self.call,
             address: byte.wrapping_add(self.shift),
+            place: None,
         }
     }
 }

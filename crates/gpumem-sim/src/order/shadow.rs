@@ -5,6 +5,9 @@
 //!
 //! A reader is dropped when a reader that is ordered after it also reads: a later write that conflicts with the first one
 //! conflicts with the second one, or is ordered after both. A writer is dropped at the next write.
+//!
+//! Strong accesses of kernels (atomics, `volatile` and the like) do not conflict with each other. So a strong write replaces no other one that
+//! it is not ordered after, and a strong access stands for no weak one.
 
 use crate::base::handle::Handle;
 use crate::order::clock::Epoch;
@@ -40,6 +43,8 @@ struct History {
     end: u64,
     write: Option<Trace>,
     reads: Vec<Trace>,
+    /// Strong writes since the last other one. They do not conflict with each other, so no order makes one of them the last.
+    strong_writes: Vec<Trace>,
 }
 
 /// A conflict with an earlier access, and the bytes.
@@ -55,14 +60,31 @@ impl Shadow {
         conflicts: &mut Vec<Conflict>,
     ) {
         if let Some(history) = self.ranges.get_mut(&bytes.start).filter(|history| history.end == bytes.end) {
-            history.check(bytes.start, true, &is_ordered, conflicts);
+            history.check(bytes.start, (true, false), &is_ordered, conflicts);
             history.write = Some(trace);
             history.reads.clear();
+            history.strong_writes.clear();
             return;
         }
         self.check_and_clear(bytes.clone(), &is_ordered, conflicts);
-        self.ranges.insert(bytes.start, History { end: bytes.end, write: Some(trace), reads: Vec::new() });
+        self.ranges.insert(bytes.start, History { write: Some(trace), ..History::new(bytes.end) });
         self.merge(bytes.start);
+    }
+
+    /// Records a strong write.
+    pub(crate) fn strong_write(
+        &mut self,
+        bytes: Range<u64>,
+        trace: Trace,
+        is_ordered: impl Fn(Epoch) -> bool,
+        conflicts: &mut Vec<Conflict>,
+    ) {
+        self.add(bytes, |start, history| {
+            history.check(start, (true, true), &is_ordered, conflicts);
+            history.reads.retain(|read| !read.kind.is_strong() || !is_ordered(read.epoch));
+            history.strong_writes.retain(|write| !is_ordered(write.epoch));
+            history.strong_writes.push(trace.clone());
+        });
     }
 
     /// Records a read.
@@ -73,6 +95,16 @@ impl Shadow {
         is_ordered: impl Fn(Epoch) -> bool,
         conflicts: &mut Vec<Conflict>,
     ) {
+        let is_strong = trace.kind.is_strong();
+        self.add(bytes, |start, history| {
+            history.check(start, (false, is_strong), &is_ordered, conflicts);
+            history.reads.retain(|read| is_strong && !read.kind.is_strong() || !is_ordered(read.epoch));
+            history.reads.push(trace.clone());
+        });
+    }
+
+    /// Changes the histories of all parts of a range. New ones begin empty.
+    fn add(&mut self, bytes: Range<u64>, mut change: impl FnMut(u64, &mut History)) {
         self.split(bytes.start);
         self.split(bytes.end);
         let mut gaps = Vec::new();
@@ -82,23 +114,27 @@ impl Shadow {
                 gaps.push(at..start);
             }
             at = history.end;
-            history.check(start, false, &is_ordered, conflicts);
-            history.reads.retain(|read| !is_ordered(read.epoch));
-            history.reads.push(trace.clone());
+            change(start, history);
         }
         if at < bytes.end {
             gaps.push(at..bytes.end);
         }
         for gap in gaps {
-            self.ranges.insert(gap.start, History { end: gap.end, write: None, reads: vec![trace.clone()] });
+            let mut history = History::new(gap.end);
+            change(gap.start, &mut history);
+            self.ranges.insert(gap.start, history);
         }
         self.merge_all(bytes);
     }
 
-    /// The last writer of a byte.
-    pub(crate) fn last_writer(&self, byte: u64) -> Option<Epoch> {
-        let (_, history) = self.ranges.range(..=byte).next_back()?;
-        history.write.as_ref().filter(|_| byte < history.end).map(|write| write.epoch)
+    /// The last writers of a byte: one, and those that have written strongly since.
+    pub(crate) fn last_writers(&self, byte: u64) -> impl Iterator<Item = Epoch> {
+        let found = self.ranges.range(..=byte).next_back().map(|(_, history)| history);
+        let found = found.filter(|history| byte < history.end);
+        found
+            .into_iter()
+            .flat_map(|history| history.write.iter().chain(&history.strong_writes))
+            .map(|write| write.epoch)
     }
 
     /// Ends the history of the bytes. Accesses that are not ordered before this go to `conflicts`.
@@ -112,7 +148,7 @@ impl Shadow {
         self.split(bytes.end);
         while let Some((&start, _)) = self.ranges.range(bytes.clone()).next() {
             if let Some(history) = self.ranges.remove(&start) {
-                history.check(start, true, &is_ordered, conflicts);
+                history.check(start, (true, false), &is_ordered, conflicts);
             }
         }
     }
@@ -126,7 +162,8 @@ impl Shadow {
             if at < start {
                 return Some(at..start);
             }
-            if history.write.as_ref().is_none_or(|write| write.kind == AccessKind::Allocation) {
+            let is_new = history.write.as_ref().is_none_or(|write| write.kind == AccessKind::Allocation);
+            if is_new && history.strong_writes.is_empty() {
                 return Some(at..history.end.min(bytes.end));
             }
             at = history.end;
@@ -159,7 +196,10 @@ impl Shadow {
     fn merge(&mut self, start: u64) {
         let Some((_, before)) = self.ranges.range(..start).next_back() else { return };
         let is_same = self.ranges.get(&start).is_some_and(|history| {
-            before.end == start && before.write == history.write && before.reads == history.reads
+            before.end == start
+                && before.write == history.write
+                && before.reads == history.reads
+                && before.strong_writes == history.strong_writes
         });
         if is_same
             && let Some(history) = self.ranges.remove(&start)
@@ -171,16 +211,22 @@ impl Shadow {
 }
 
 impl History {
+    fn new(end: u64) -> Self {
+        Self { end, write: None, reads: Vec::new(), strong_writes: Vec::new() }
+    }
+
     /// Compares its accesses with a later one.
     fn check(
         &self,
         start: u64,
-        is_write: bool,
+        (is_write, is_strong): (bool, bool),
         is_ordered: impl Fn(Epoch) -> bool,
         conflicts: &mut Vec<Conflict>,
     ) {
-        let reads = self.reads.iter().filter(|_| is_write);
-        let unordered = self.write.iter().chain(reads).filter(|trace| !is_ordered(trace.epoch));
+        let strong_writes = self.strong_writes.iter().filter(|_| !is_strong);
+        let reads = self.reads.iter().filter(|read| is_write && !(is_strong && read.kind.is_strong()));
+        let all = self.write.iter().chain(strong_writes).chain(reads);
+        let unordered = all.filter(|trace| !is_ordered(trace.epoch));
         conflicts.extend(unordered.map(|trace| (start..self.end, trace.clone())));
     }
 }
@@ -220,6 +266,32 @@ mod tests {
     }
 
     #[test]
+    fn strong_accesses_conflict_with_weak_ones_alone() {
+        let strong = |stream_index, is_write: bool| {
+            let kind = if is_write { AccessKind::KernelStrongWrite } else { AccessKind::KernelStrongRead };
+            Trace { kind: kind("k".into()), ..trace(stream_index, 1) }
+        };
+        let mut shadow = Shadow::default();
+        let mut conflicts = Vec::new();
+        shadow.strong_write(0..8, strong(0, true), |_| false, &mut conflicts);
+        shadow.strong_write(4..12, strong(1, true), |_| false, &mut conflicts);
+        shadow.read(4..8, strong(2, false), |_| false, &mut conflicts);
+        assert_eq!(found(&conflicts), []);
+        assert_eq!(shadow.last_writers(5).map(|epoch| epoch.stream_index).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(shadow.unwritten(0..12), None);
+        shadow.read(4..5, trace(3, 1), |_| false, &mut conflicts);
+        assert_eq!(found(&conflicts), [(4..5, 0), (4..5, 1)]);
+        conflicts.clear();
+        // The weak read before it counts, the strong one does not.
+        shadow.strong_write(4..6, strong(4, true), |_| false, &mut conflicts);
+        assert_eq!(found(&conflicts), [(4..5, 3)]);
+        conflicts.clear();
+        shadow.write(6..7, trace(5, 1), |_| false, &mut conflicts);
+        assert_eq!(found(&conflicts), [(6..7, 0), (6..7, 1), (6..7, 2)]);
+        assert_eq!(shadow.last_writers(6).map(|epoch| epoch.stream_index).collect::<Vec<_>>(), [5]);
+    }
+
+    #[test]
     fn neighbours_with_one_history_are_one_range() {
         let mut shadow = Shadow::default();
         let mut conflicts = Vec::new();
@@ -251,7 +323,7 @@ mod tests {
         let mut random = Random::new(4);
         for _ in 0..300 {
             let mut shadow = Shadow::default();
-            let mut bytes: Vec<Vec<(bool, Epoch)>> = vec![Vec::new(); 32];
+            let mut bytes: Vec<Vec<(bool, bool, Epoch)>> = vec![Vec::new(); 32];
             let mut clocks = [[0u64; 3]; 3];
             for _ in 0..40 {
                 let stream_index = random.below(3);
@@ -267,19 +339,25 @@ mod tests {
                 let is_ordered = |epoch: Epoch| clock[epoch.stream_index as usize] >= epoch.time;
                 let start = random.below(31);
                 let end = start + 1 + random.below(31 - start);
-                let is_write = random.one_in(2);
+                let (is_write, is_strong) = (random.one_in(2), random.one_in(2));
                 let epoch = Epoch { stream_index: stream_index as u32, time: clock[stream_index] };
-                let is_race = bytes[start..end]
-                    .iter()
-                    .flatten()
-                    .any(|&(is_other_write, other)| (is_write || is_other_write) && !is_ordered(other));
-                bytes[start..end].iter_mut().for_each(|byte| byte.push((is_write, epoch)));
-                let (mut conflicts, trace) = (Vec::new(), trace(epoch.stream_index, epoch.time));
+                let is_race =
+                    bytes[start..end].iter().flatten().any(|&(is_other_write, is_other_strong, other)| {
+                        (is_write || is_other_write) && !(is_strong && is_other_strong) && !is_ordered(other)
+                    });
+                bytes[start..end].iter_mut().for_each(|byte| byte.push((is_write, is_strong, epoch)));
+                let mut conflicts = Vec::new();
+                let kind = match (is_write, is_strong) {
+                    (false, true) => AccessKind::KernelStrongRead("k".into()),
+                    (true, true) => AccessKind::KernelStrongWrite("k".into()),
+                    _ => AccessKind::Memset,
+                };
+                let trace = Trace { kind, ..trace(epoch.stream_index, epoch.time) };
                 let range = start as u64..end as u64;
-                if is_write {
-                    shadow.write(range, trace, is_ordered, &mut conflicts);
-                } else {
-                    shadow.read(range, trace, is_ordered, &mut conflicts);
+                match (is_write, is_strong) {
+                    (true, true) => shadow.strong_write(range, trace, is_ordered, &mut conflicts),
+                    (true, false) => shadow.write(range, trace, is_ordered, &mut conflicts),
+                    (false, _) => shadow.read(range, trace, is_ordered, &mut conflicts),
                 }
                 assert!(conflicts.is_empty() || is_race);
                 if is_race {

@@ -42,6 +42,8 @@ pub enum Finding {
         kind: HazardKind,
         /// The place.
         place: KernelPlace,
+        /// The place of the other access of a race, or of the copy.
+        other: Option<KernelPlace>,
         /// The hazard and its place, in words.
         text: String,
         /// The allocation of the bytes, if they are in one.
@@ -191,6 +193,8 @@ pub struct Access {
     pub call: u64,
     /// The address of the first such byte in this access.
     pub address: u64,
+    /// The place in the kernel, if one made it that runs from its text and does the same when it runs again.
+    pub place: Option<KernelPlace>,
 }
 
 /// The kind of an access.
@@ -207,6 +211,10 @@ pub enum AccessKind {
     KernelRead(Arc<str>),
     /// A kernel of this name wrote.
     KernelWrite(Arc<str>),
+    /// A kernel of this name read by a `volatile` or other strong load. Strong accesses do not race with each other.
+    KernelStrongRead(Arc<str>),
+    /// A kernel of this name wrote by an atomic, or by a `volatile` or other strong store.
+    KernelStrongWrite(Arc<str>),
     /// Memory was allocated in stream order.
     Allocation,
     /// Memory was freed.
@@ -267,12 +275,23 @@ impl Finding {
         }
     }
 
-    /// The place in a kernel that it is about.
+    /// The place in a kernel that it is about: of a race, the second one.
     #[must_use]
     pub fn place(&self) -> Option<&KernelPlace> {
         match self {
+            Self::Race { first, second, .. } => second.place.as_ref().or(first.place.as_ref()),
             Self::Hazard { place, .. } => Some(place),
             Self::Fault { place, .. } => place.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The place in a kernel of the other access, if it is about two.
+    #[must_use]
+    pub fn other_place(&self) -> Option<&KernelPlace> {
+        match self {
+            Self::Race { first, second, .. } => first.place.as_ref().filter(|_| second.place.is_some()),
+            Self::Hazard { other, .. } => other.as_ref(),
             _ => None,
         }
     }
@@ -307,6 +326,13 @@ fn race_name(first: &Access, second: &Access) -> &'static str {
         "unordered use through an alias"
     } else {
         "race between streams"
+    }
+}
+
+impl AccessKind {
+    /// True for accesses that do not race with each other.
+    pub(crate) fn is_strong(&self) -> bool {
+        matches!(self, Self::KernelStrongRead(_) | Self::KernelStrongWrite(_))
     }
 }
 
@@ -381,7 +407,15 @@ impl fmt::Display for Finding {
 
 impl fmt::Display for KernelPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel `{}`, line {}", Shown::name(&self.kernel), self.line)?;
+        write!(f, "kernel `{}`, ", Shown::name(&self.kernel))?;
+        self.show_inside(f)
+    }
+}
+
+impl KernelPlace {
+    /// The place in its kernel.
+    fn show_inside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}", self.line)?;
         self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))?;
         let triple = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
         write!(f, ", block {}, thread {}", triple(self.block), triple(self.thread))
@@ -406,6 +440,10 @@ impl fmt::Display for Origin {
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
+        if let Some(place) = &self.place {
+            f.write_str(" at ")?;
+            place.show_inside(f)?;
+        }
         if let Some(stream) = self.stream {
             write!(f, " (operation {} of stream {}, {stream:#x}", self.position, self.stream_number)?;
             return write!(f, ", queued by call {})", self.call);
@@ -422,6 +460,10 @@ impl fmt::Display for AccessKind {
             Self::Memset => f.write_str("a memset"),
             Self::KernelRead(name) => write!(f, "kernel `{}`'s read", Shown::name(name)),
             Self::KernelWrite(name) => write!(f, "kernel `{}`'s write", Shown::name(name)),
+            Self::KernelStrongRead(name) => write!(f, "kernel `{}`'s volatile read", Shown::name(name)),
+            Self::KernelStrongWrite(name) => {
+                write!(f, "kernel `{}`'s atomic or volatile write", Shown::name(name))
+            }
             Self::Allocation => f.write_str("the allocation"),
             Self::Free => f.write_str("the free"),
             Self::Unregister => f.write_str("the unregistering"),

@@ -8,6 +8,7 @@ use crate::order::Point;
 use crate::stream::value::{Condition, Value};
 use core::ffi::c_void;
 use gpumem_sys::types::{CUresult, CUstream};
+use std::sync::Arc;
 
 /// One piece of queued work. Addresses are looked up when it runs, not when it is queued.
 #[derive(Clone)]
@@ -23,7 +24,7 @@ pub(crate) enum Operation {
     /// A pattern of one, two or four bytes, repeated.
     Fill(Fill),
     /// A kernel.
-    Launch(Box<QueuedLaunch>),
+    Launch(Arc<QueuedLaunch>),
     /// A function of the program, called without the instance's lock.
     Call(HostCall),
     /// Records an event.

@@ -33,6 +33,46 @@ END:
 .visible .entry exact() .reqntid 8, 2 { ret; }
 .visible .entry any() .maxntid 4294967295, 4294967295, 4294967295 { ret; }
 .visible .entry broken() { trap; }
+.visible .entry count(.param .u64 y, .param .u32 n) {
+    .reg .b64 %rd; ld.param.u64 %rd, [y]; red.global.add.u32 [%rd], 1; ret;
+}
+.visible .entry count_block(.param .u64 y, .param .u32 n) {
+    .reg .b64 %rd; ld.param.u64 %rd, [y]; red.relaxed.cta.global.add.u32 [%rd], 1; ret;
+}
+.visible .entry exchange(.param .u64 y, .param .u32 n) {
+    .reg .b32 %r; .reg .b64 %rd; ld.param.u64 %rd, [y]; atom.acq_rel.sys.global.exch.b32 %r, [%rd], 1; ret;
+}
+.visible .entry look(.param .u64 y, .param .u32 n) {
+    .reg .b32 %r; .reg .b64 %rd; ld.param.u64 %rd, [y]; ld.volatile.global.u32 %r, [%rd]; ret;
+}
+.visible .entry look_block(.param .u64 y, .param .u32 n) {
+    .reg .b32 %r; .reg .b64 %rd; ld.param.u64 %rd, [y]; ld.relaxed.cta.global.u32 %r, [%rd]; ret;
+}
+.visible .entry mark(.param .u64 y, .param .u32 n) {
+    .reg .b64 %rd; ld.param.u64 %rd, [y]; st.volatile.global.u32 [%rd], 1; ret;
+}
+.visible .entry read(.param .u64 y, .param .u32 n) {
+    .reg .b32 %r; .reg .b64 %rd; ld.param.u64 %rd, [y]; ld.global.u32 %r, [%rd]; ret;
+}
+.visible .entry write(.param .u64 y, .param .u32 n) {
+    .reg .b64 %rd; ld.param.u64 %rd, [y]; st.global.u32 [%rd], 1; ret;
+}
+.visible .entry pair(.param .u64 y, .param .u32 n) {
+    .reg .b32 %r<2>; .reg .b64 %rd; ld.param.u64 %rd, [y]; ld.global.v2.u32 {%r0, %r1}, [%rd]; ret;
+}
+.visible .entry wait(.param .u64 y, .param .u32 n) {
+    .reg .pred %p; .reg .b32 %r; .reg .b64 %rd; ld.param.u64 %rd, [y];
+LOOP:
+    ld.volatile.global.u32 %r, [%rd];
+    setp.eq.u32 %p, %r, 0; @%p bra LOOP;
+    ret;
+}
+.visible .entry follow(.param .u64 y, .param .u32 n) {
+    .reg .pred %p; .reg .b32 %r; .reg .b64 %rd<3>; ld.param.u64 %rd0, [y];
+    ld.global.u32 %r, [%rd0]; mul.wide.u32 %rd1, %r, 4; add.u64 %rd1, %rd1, %rd0;
+    st.global.u32 [%rd1], 0; add.u32 %r, %r, 1; st.global.u32 [%rd0], %r;
+    ret;
+}
 .visible .entry foreign() { .reg .b32 %r<3>; vadd.s32.s32.s32 %r0, %r1, %r2; ret; }
 ";
 
@@ -227,5 +267,130 @@ fn blocks_have_the_shape_that_the_text_requires() {
         (c"any", [33, 32, 1], wrong),
     ] {
         assert_eq!(launch(name, block), expected, "{name:?} {block:?}");
+    }
+}
+
+/// The findings of two kernels on two streams that access the same word.
+fn on_two_streams(one: &CStr, other: &CStr) -> Vec<Finding> {
+    let all = texts(5);
+    let memory = all.gpu.alloc(256);
+    all.gpu.fill(all.stream, memory, 0, 256);
+    all.gpu.sync(all.stream);
+    let second = all.gpu.stream();
+    for (stream, name) in [(all.stream, one), (second, other)] {
+        let (mut place, mut len) = (memory, 1_u32);
+        all.launch_on(stream, name, (2, 2), vec![(&raw mut place).cast(), (&raw mut len).cast()]).unwrap();
+    }
+    all.gpu.sync(all.stream);
+    all.gpu.sync(second);
+    all.gpu.sim().take_findings()
+}
+
+/// By the memory model of PTX: two accesses race if one of them writes and one of them is weak, or has a scope without the other.
+#[test]
+fn strong_accesses_of_two_streams_do_not_race() {
+    let strong = [c"count", c"exchange", c"mark", c"look"];
+    let weak = [c"count_block", c"write", c"read", c"look_block"];
+    let writes = [c"count", c"exchange", c"mark", c"count_block", c"write"];
+    for one in strong.iter().chain(&weak) {
+        for other in strong.iter().chain(&weak) {
+            let is_race = (writes.contains(one) || writes.contains(other))
+                && !(strong.contains(one) && strong.contains(other));
+            let found = on_two_streams(one, other);
+            assert_eq!(!found.is_empty(), is_race, "{one:?} {other:?} {found:?}");
+            assert!(found.iter().all(|found| matches!(found, Finding::Race { .. })), "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_race_between_streams_names_lines_and_threads_of_both_kernels() {
+    let found = on_two_streams(c"write", c"count");
+    let [finding @ Finding::Race { first, second, .. }] = &found[..] else { panic!("{found:?}") };
+    let lines: Vec<u32> = [first, second].map(|access| access.place.as_ref().unwrap().line).into();
+    let line_of = |name: &str| {
+        let text = PTX.to_str().unwrap();
+        1 + text.lines().position(|line| line.contains(&format!("entry {name}("))).unwrap() as u32 + 1
+    };
+    let mut expected = [line_of("write"), line_of("count")];
+    if first.to_string().contains("`count`") {
+        expected.reverse();
+    }
+    assert_eq!(lines, expected);
+    for place in [finding.place().unwrap(), finding.other_place().unwrap()] {
+        assert_eq!(place.address, Some(first.address));
+        assert!(place.block[0] < 2 && place.thread == [0, 0, 0], "{place}");
+        let place = format!(" at line {}, block ({}, 0, 0), thread (0, 0, 0)", place.line, place.block[0]);
+        assert!(finding.to_string().contains(&place), "{finding}");
+    }
+    // A memset has no place, and the kernel keeps its own.
+    let all = texts(6);
+    let memory = all.gpu.alloc(1024);
+    let other = all.gpu.stream();
+    all.comb(all.stream, memory, 40).unwrap();
+    all.gpu.fill(other, memory + 8 * 30, 0, 4);
+    all.gpu.sync(all.stream);
+    all.gpu.sync(other);
+    let found = all.gpu.sim().take_findings();
+    let [finding @ Finding::Race { .. }] = &found[..] else { panic!("{found:?}") };
+    let place = finding.place().unwrap();
+    assert_eq!((place.thread, place.address), ([30, 0, 0], Some(memory + 8 * 30)));
+    assert_eq!(finding.other_place(), None);
+}
+
+/// A kernel that does something else when it runs again has no place, rather than a wrong one.
+#[test]
+fn a_place_is_one_of_what_the_kernel_did() {
+    let found = on_two_streams(c"follow", c"write");
+    assert!(!found.is_empty());
+    for finding in &found {
+        let Finding::Race { first, second, .. } = finding else { panic!("{found:?}") };
+        for access in [first, second] {
+            let is_follow = access.to_string().contains("`follow`");
+            assert_eq!(access.place.is_none(), is_follow, "{finding}");
+        }
+    }
+}
+
+#[test]
+fn a_misaligned_access_names_its_allocation() {
+    let all = texts(7);
+    let memory = all.gpu.alloc(64);
+    let (mut place, mut len) = (memory + 4, 1_u32);
+    all.launch_on(all.stream, c"pair", (1, 1), vec![(&raw mut place).cast(), (&raw mut len).cast()]).unwrap();
+    assert_eq!(code(all.gpu.try_sync(all.stream)), CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
+    let found = all.gpu.sim().take_findings();
+    let [finding @ Finding::Fault { allocation: Some(allocation), place: Some(place), .. }] = &found[..]
+    else {
+        panic!("{found:?}")
+    };
+    assert_eq!((allocation.address, place.address), (memory, Some(memory + 4)));
+    assert!(finding.to_string().contains(&format!("64 bytes at {memory:#x}")), "{finding}");
+}
+
+#[test]
+fn a_kernel_without_an_end_is_stopped_with_its_place_and_the_setting() {
+    let gpu = machine(SimConfig::new().kernel_steps(10_000));
+    let mut module = null_mut();
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
+    unsafe { gpu.cuModuleLoadData(&mut module, PTX.as_ptr().cast()).unwrap() };
+    gpu.sim().take_findings();
+    let stream = gpu.stream();
+    let all = Texts { gpu, module, stream };
+    let memory = all.gpu.alloc(64);
+    all.gpu.fill(all.stream, memory, 0, 64);
+    let (mut place, mut len) = (memory, 1_u32);
+    all.launch_on(all.stream, c"wait", (3, 32), vec![(&raw mut place).cast(), (&raw mut len).cast()])
+        .unwrap();
+    assert_eq!(code(all.gpu.try_sync(all.stream)), CUresult::CUDA_ERROR_LAUNCH_TIMEOUT);
+    let found = all.gpu.sim().take_findings();
+    let [finding @ Finding::Fault { place: Some(place), .. }] = &found[..] else { panic!("{found:?}") };
+    let text = PTX.to_str().unwrap();
+    let first = 1 + text.lines().position(|line| line == "LOOP:").unwrap() as u32;
+    assert!((first + 1..=first + 2).contains(&place.line), "{finding}");
+    for part in
+        ["kernel `wait` failed at line", "block (", "after 100", "GPUMEM_SIM_KERNEL_STEPS", "kernel_steps"]
+    {
+        assert!(finding.to_string().contains(part), "{part}: {finding}");
     }
 }

@@ -5,21 +5,28 @@ use crate::base::address::CHUNK_BYTES;
 use crate::base::codes::ILLEGAL_ADDRESS;
 use crate::base::handle::Handle;
 use crate::base::thread::Inside;
+use crate::config::KERNEL_STEPS_VARIABLE;
 use crate::device::launch::{
-    Copies, Kernel, KernelFault, Launch, LaunchMemory, QueuedLaunch, TextMemory, Touch, panic_text,
+    Copies, Kernel, KernelFault, Launch, LaunchMemory, Launched, QueuedLaunch, TextMemory, Touch, panic_text,
 };
 use crate::machine::Machine;
 use crate::machine::device::view::View;
 use crate::machine::stream::execute::{Fault, HOST_IS_FULL, read_only};
-use crate::report::finding::{AccessKind, FaultKind, Finding, HazardKind, KernelPlace};
-use gpumem_ptx::{KernelMistake, Mistake, Touched};
+use crate::report::finding::{Access, AccessKind, FaultKind, Finding, HazardKind, KernelPlace};
+use core::hash::{Hash, Hasher};
+use gpumem_ptx::{AccessPlace, KernelMistake, Mistake, Touched};
 use gpumem_sys::types::CUresult;
+use std::hash::DefaultHasher;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
 impl Machine {
-    pub(crate) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
+    pub(crate) fn execute_launch(
+        &mut self,
+        context: Handle,
+        queued: &Arc<QueuedLaunch>,
+    ) -> Result<u64, Fault> {
         let outcome = match &queued.body.kernel {
             Some(kernel) => self.execute_registered(context, queued, kernel),
             None => self.execute_text(context, queued),
@@ -71,23 +78,18 @@ impl Machine {
     }
 
     /// Runs the kernel's text.
-    fn execute_text(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<(), KernelFault> {
+    fn execute_text(&mut self, context: Handle, queued: &Arc<QueuedLaunch>) -> Result<(), KernelFault> {
         let copies = Copies::default();
         let launch = Launch::new(self, context, queued, &copies);
         let memory = TextMemory::new(&launch);
+        let seed = self.config.seed ^ self.call_count;
         let wish = gpumem_ptx::Launch {
-            grid: queued.shape.grid,
-            block: queued.shape.block,
-            shared_bytes: queued.shape.shared_bytes,
-            parameters: &queued.parameters,
-            variables: &queued.body.variables,
-            seed: self.config.seed ^ self.call_count,
-            steps_max: STEPS_MAX,
             checks: gpumem_ptx::Checks {
                 races: self.config.is_looking_inside_kernels,
                 uninitialised: self.races.as_ref().is_some_and(|races| races.is_unwritten_wanted),
             },
             cores: cores(),
+            ..launch_of(queued, seed, self.config.kernel_steps_max)
         };
         // A panic must not unwind through the driver, which would keep the operation for ever.
         let ran = catch_unwind(AssertUnwindSafe(|| queued.body.entry().run(wish, &memory)));
@@ -104,6 +106,7 @@ impl Machine {
         let refused = memory.into_refused();
         self.printed.push_str(&outcome.printed);
         self.note_hazards(&queued.body.name, outcome.hazards);
+        self.note_launched(context, queued, seed, (outcome.steps, &outcome.touched));
         self.note_ranges(&queued.body.name, &outcome.touched);
         let Some(mistake) = outcome.mistake else { return Ok(()) };
         let (kind, code) = match mistake.mistake {
@@ -117,12 +120,74 @@ impl Machine {
             Mistake::TooLong(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_TIMEOUT),
             _ => (FaultKind::Kernel, CUresult::CUDA_ERROR_LAUNCH_FAILED),
         };
-        let place = Some(Box::new(place_of(&queued.body.name, &mistake)));
-        Err(match refused {
-            Some(fault) if matches!(mistake.mistake, Mistake::Refused { .. }) => {
-                KernelFault { text: format!("failed at {}: {}", mistake.place(), fault.text), place, ..fault }
+        let place = place_of(&queued.body.name, &mistake);
+        let allocation = place.address.and_then(|address| self.origin(address)).map(Box::new);
+        let place = Some(Box::new(place));
+        Err(match (refused, &mistake.mistake) {
+            (Some(fault), Mistake::Refused { .. }) => {
+                let allocation = fault.allocation.or(allocation);
+                let text = format!("failed at {}: {}", mistake.place(), fault.text);
+                KernelFault { text, allocation, place, ..fault }
             }
-            _ => KernelFault { kind, code, text: format!("failed at {mistake}"), allocation: None, place },
+            (_, Mistake::TooLong(_)) => {
+                let text = format!(
+                    "failed at {mistake}: it waits there for what does not come, or it has more to do; then raise {KERNEL_STEPS_VARIABLE} \
+                     (`SimConfig::kernel_steps`)"
+                );
+                KernelFault { kind, code, text, allocation, place }
+            }
+            _ => KernelFault { kind, code, text: format!("failed at {mistake}"), allocation, place },
+        })
+    }
+
+    /// Keeps what it takes to run a launch again, for the places of accesses that race with later ones.
+    fn note_launched(
+        &mut self,
+        context: Handle,
+        queued: &Arc<QueuedLaunch>,
+        seed: u64,
+        (steps, touched): (u64, &Touched),
+    ) {
+        let (Some(running), true) = (self.running, self.races.is_some()) else { return };
+        let (queued, touched) = (Arc::clone(queued), hash_of(touched));
+        let launched = Launched { context, queued, call: running.call, seed, steps, touched };
+        self.launched.add(running.stream, running.position, launched);
+    }
+
+    /// Finds the place of an access in its kernel: the kernel runs again on a copy of the memory. `None` if it does something else then, or
+    /// if it takes too long.
+    pub(crate) fn place_of_access(&mut self, access: &Access, size_bytes: u64) -> Option<KernelPlace> {
+        let (is_write, is_strong, name) = match &access.kind {
+            AccessKind::KernelRead(name) => (false, false, name),
+            AccessKind::KernelWrite(name) => (true, false, name),
+            AccessKind::KernelStrongRead(name) => (false, true, name),
+            AccessKind::KernelStrongWrite(name) => (true, true, name),
+            _ => return None,
+        };
+        let launched = self.launched.find(access.stream?, access.position)?;
+        let Launched { context, seed, steps, touched, .. } = *launched;
+        let queued = Arc::clone(&launched.queued);
+        if launched.call != access.call || queued.body.name != *name {
+            return None;
+        }
+        self.launched.steps = Some(self.launched.steps + steps).filter(|steps| *steps <= STEPS_AGAIN_MAX)?;
+        let copies = Copies::default();
+        let launch = Launch::new(self, context, &queued, &copies);
+        let memory = TextMemory::new(&launch);
+        let end = access.address.saturating_add(size_bytes);
+        let sought = gpumem_ptx::Sought { bytes: access.address..end, is_write, is_strong };
+        let wish = launch_of(&queued, seed, steps.saturating_add(1));
+        let find = || queued.body.entry().find(wish, &memory, &sought);
+        let (found, outcome) = catch_unwind(AssertUnwindSafe(find)).ok()?.ok()?;
+        let AccessPlace { line, block, thread, address } =
+            found.filter(|_| hash_of(&outcome.touched) == touched)?;
+        Some(KernelPlace {
+            kernel: Arc::clone(name),
+            line: line.line,
+            source_line: line.source_line,
+            block,
+            thread,
+            address: Some(address),
         })
     }
 
@@ -138,7 +203,8 @@ impl Machine {
             };
             let place = place_of(kernel, &hazard);
             let allocation = place.address.and_then(|address| self.origin(address));
-            self.findings.add(Finding::Hazard { kind, place, text: hazard.to_string(), allocation });
+            let other = other_place_of(kernel, &hazard);
+            self.findings.add(Finding::Hazard { kind, place, other, text: hazard.to_string(), allocation });
         }
     }
 
@@ -147,8 +213,14 @@ impl Machine {
         let Some(races) = &mut self.races else { return };
         // These reads were compared with the writes while the kernel ran.
         let is_unwritten_wanted = core::mem::take(&mut races.is_unwritten_wanted);
-        for (is_write, ranges) in [(false, &touched.reads), (true, &touched.writes)] {
-            let kind = if is_write { AccessKind::KernelWrite } else { AccessKind::KernelRead };
+        // Those that stand for more accesses come last.
+        let all: [(bool, fn(Arc<str>) -> AccessKind, _); 4] = [
+            (false, AccessKind::KernelStrongRead, &touched.strong_reads),
+            (false, AccessKind::KernelRead, &touched.reads),
+            (true, AccessKind::KernelStrongWrite, &touched.strong_writes),
+            (true, AccessKind::KernelWrite, &touched.writes),
+        ];
+        for (is_write, kind, ranges) in all {
             for range in ranges {
                 // Ranges of allocations that lie side by side are one.
                 let mut at = range.start;
@@ -249,13 +321,50 @@ impl LaunchMemory for Machine {
 fn place_of(kernel: &Arc<str>, mistake: &KernelMistake) -> KernelPlace {
     let KernelMistake { line, block, thread, .. } = *mistake;
     let address = match mistake.mistake {
-        Mistake::Refused { address, .. } => Some(address),
+        Mistake::Refused { address, .. } | Mistake::Misaligned { space: "global", address, .. } => {
+            Some(address)
+        }
         Mistake::Race { space: "global", address, .. } => Some(address),
         Mistake::Uninitialised { space: "global", address, .. } => Some(address),
         _ => None,
     };
     let source_line = mistake.source_line.clone();
     KernelPlace { kernel: Arc::clone(kernel), line, source_line, block, thread, address }
+}
+
+/// The place of the other access of a race, or of the copy whose target is accessed.
+fn other_place_of(kernel: &Arc<str>, hazard: &KernelMistake) -> Option<KernelPlace> {
+    let (line, block, thread) = match &hazard.mistake {
+        Mistake::Race { other_line, other_block, other_thread, .. } => {
+            (other_line, *other_block, *other_thread)
+        }
+        Mistake::PendingCopy { copy_line, copy_thread, .. } => (copy_line, hazard.block, *copy_thread),
+        _ => return None,
+    };
+    let address = place_of(kernel, hazard).address;
+    let (line, source_line) = (line.line, line.source_line.clone());
+    Some(KernelPlace { kernel: Arc::clone(kernel), line, source_line, block, thread, address })
+}
+
+/// A launch for the interpreter, without checks, on one core.
+fn launch_of(queued: &QueuedLaunch, seed: u64, steps_max: u64) -> gpumem_ptx::Launch<'_> {
+    gpumem_ptx::Launch {
+        grid: queued.shape.grid,
+        block: queued.shape.block,
+        shared_bytes: queued.shape.shared_bytes,
+        parameters: &queued.parameters,
+        variables: &queued.body.variables,
+        seed,
+        steps_max,
+        checks: gpumem_ptx::Checks::default(),
+        cores: 1,
+    }
+}
+
+fn hash_of(touched: &Touched) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    touched.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The cores of this machine that the process may use.
@@ -265,5 +374,5 @@ fn cores() -> usize {
     *CORES
 }
 
-/// The steps of warps after which a kernel that does not end is stopped: minutes.
-const STEPS_MAX: u64 = 1 << 34;
+/// The steps for which launches run again, in all: some seconds.
+const STEPS_AGAIN_MAX: u64 = 1 << 26;

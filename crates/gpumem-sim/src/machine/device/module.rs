@@ -175,7 +175,7 @@ impl Machine {
         shape.check(function.body.entry(), function.shared_bytes_max)?;
         let (body, declared) = (function.body.clone(), Declared::of_launch());
         let launch = QueuedLaunch { function: handle, body, parameters, shape, declared };
-        self.enqueue(stream, Operation::Launch(Box::new(launch)));
+        self.enqueue(stream, Operation::Launch(Arc::new(launch)));
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use crate::stream::operation::{CopyRows, Fill, HostCall, HostFunction, Operation
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use gpumem_sys::types::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUmemorytype};
+use std::sync::Arc;
 
 impl Machine {
     pub(crate) fn node_kernel(&mut self, node: Handle) -> Answer<CUDA_KERNEL_NODE_PARAMS> {
@@ -18,7 +19,7 @@ impl Machine {
         else {
             return Err(INVALID_VALUE);
         };
-        let start = launch.parameters.as_mut_ptr();
+        let start = Arc::make_mut(launch).parameters.as_mut_ptr();
         let offsets = launch.body.entry().parameters().iter().map(|parameter| parameter.offset_bytes);
         parameter_pointers.0 = offsets.map(|offset_bytes| start.wrapping_add(offset_bytes).cast()).collect();
         let (shape, [grid_x, grid_y, grid_z]) = (&launch.shape, launch.shape.grid);

@@ -156,7 +156,7 @@ impl Machine {
         if let Some(snapshot) = races.clocks.values.get(&place) {
             vector.merge_snapshot(snapshot);
         }
-        if let Some(writer) = races.shadow.last_writer(place).filter(|writer| writer.stream_index != HOST) {
+        for writer in races.shadow.last_writers(place).filter(|writer| writer.stream_index != HOST) {
             vector.merge_epoch(writer);
         }
         if may_be_hosts {

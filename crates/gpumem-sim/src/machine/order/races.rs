@@ -49,7 +49,9 @@ impl Machine {
         let is_ordered = |epoch| stream.clock.covers(epoch);
         let mut conflicts = Vec::new();
         let mut unwritten = None;
-        if is_write {
+        if is_write && kind.is_strong() {
+            races.shadow.strong_write(range, trace.clone(), is_ordered, &mut conflicts);
+        } else if is_write {
             races.shadow.write(range, trace.clone(), is_ordered, &mut conflicts);
         } else {
             let has_known_writes = || {
@@ -253,13 +255,20 @@ impl Machine {
     pub(crate) fn report_races(&mut self, second: &Trace, conflicts: &[Conflict]) {
         for (range, first) in conflicts {
             let address = range.start.wrapping_add(second.shift);
-            self.findings.add(Finding::Race {
+            let mut finding = Finding::Race {
                 first: first.access(range.start),
                 second: second.access(range.start),
                 address,
                 size_bytes: range.end - range.start,
                 allocation: self.origin(address),
-            });
+            };
+            if self.findings.is_kept(&finding)
+                && let Finding::Race { first, second, size_bytes, .. } = &mut finding
+            {
+                first.place = self.place_of_access(first, *size_bytes);
+                second.place = self.place_of_access(second, *size_bytes);
+            }
+            self.findings.add(finding);
         }
     }
 }
