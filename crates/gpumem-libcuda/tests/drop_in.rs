@@ -369,7 +369,6 @@ mod child {
         let table = table();
         let (mut context, mut module, mut function, mut address) =
             (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut(), 0);
-        let none = std::ptr::null_mut();
         // SAFETY: the out-pointers live through the calls; the handles are the driver's own. Where the kernel writes past its memory, the
         // simulator refuses it.
         unsafe {
@@ -387,7 +386,8 @@ mod child {
             for _ in 0..streams {
                 let mut stream = std::ptr::null_mut();
                 assert_eq!(table.cuStreamCreate.unwrap()(&mut stream, 1), CUresult::CUDA_SUCCESS);
-                let launched = launch(function, blocks, 1, 1, 4, 1, 1, 0, stream, parameters, none.cast());
+                let launched =
+                    launch(function, blocks, 1, 1, 4, 1, 1, 0, stream, parameters, std::ptr::null_mut());
                 assert_eq!(launched, CUresult::CUDA_SUCCESS);
             }
             table.cuCtxSynchronize.unwrap()()
