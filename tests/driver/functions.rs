@@ -141,5 +141,5 @@ fn a_call_behind_the_table_is_found_and_the_others_are_clean() {
     let found: Vec<String> = sim.take_findings().iter().map(Finding::to_string).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("kernel `wild` failed at line"), "{found:?}");
-    assert!(found[0].contains("jumps to 0x0, which is no place in the kernel"), "{found:?}");
+    assert!(found[0].contains("calls 0x0, which is no function of the kernel"), "{found:?}");
 }
