@@ -214,7 +214,8 @@ impl Machine {
         // These reads were compared with the writes while the kernel ran.
         let is_unwritten_wanted = core::mem::take(&mut races.is_unwritten_wanted);
         // Those that stand for more accesses come last.
-        let all: [(bool, fn(Arc<str>) -> AccessKind, _); 4] = [
+        type KindOf = fn(Arc<str>) -> AccessKind;
+        let all: [(bool, KindOf, _); 4] = [
             (false, AccessKind::KernelStrongRead, &touched.strong_reads),
             (false, AccessKind::KernelRead, &touched.reads),
             (true, AccessKind::KernelStrongWrite, &touched.strong_writes),
