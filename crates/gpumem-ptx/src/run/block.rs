@@ -236,8 +236,9 @@ impl RunningBlock {
             if !is_released && !is_slow && !is_stalled && run.steps == before {
                 return Err(self.stuck());
             }
-            // All that can run look at memory that no thread of the block changes.
-            let is_waiting = is_stalled && !is_slow && !is_released && !run.is_memory_changed;
+            // All that can run look at memory that no thread of the block changes, and another block may.
+            let is_still = is_stalled && !is_slow && !is_released && !run.is_memory_changed;
+            let is_waiting = is_still && !run.program.is_of_blocks_apart;
             stalled_rounds = if is_waiting { stalled_rounds + 1 } else { 0 };
             if run.steps >= end || stalled_rounds == STALLED_ROUNDS {
                 return Ok(Progress::Slow);
