@@ -13,7 +13,7 @@
 use crate::fault::{AccessPlace, KernelMistake, Mistake, TextLine, place};
 use crate::memory::{DeviceMemory, Sought};
 use crate::number::LANES;
-use crate::program::{Memory, Order, Program, Scope};
+use crate::program::{Memory, ObjectUse, Order, Program, Scope};
 use core::ops::Range;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -121,6 +121,8 @@ struct BlockState {
     /// The threads that have arrived at a barrier of a part of the block, with the times that they knew.
     arrived: HashMap<Phase, Vec<(u32, Known)>>,
     copies: Copies,
+    /// The `mbarrier` objects that are initialised.
+    objects: HashSet<u64>,
 }
 
 /// A barrier, and how often it has opened.
@@ -285,6 +287,7 @@ impl BlockState {
             warps: vec![[[0; LANES]; LANES]; (threads as usize).div_ceil(LANES)],
             arrived: HashMap::new(),
             copies: Copies::default(),
+            objects: HashSet::new(),
         }
     }
 
@@ -409,6 +412,18 @@ impl<'r> Checker<'r> {
     pub(crate) fn passed(&mut self, thread: u32, offset_bytes: u64, size_bytes: u64) {
         if let Some(state) = self.state() {
             state.local.set_written(local_address(thread, offset_bytes), size_bytes);
+        }
+    }
+
+    /// The same for a value that was in local memory, and may be of bytes that nobody has written.
+    pub(crate) fn passed_on(&mut self, thread: u32, from: u64, to: u64, size_bytes: u64) {
+        let Some(state) = self.state() else { return };
+        for byte in 0..size_bytes {
+            let (from, to) = (local_address(thread, from + byte), local_address(thread, to + byte));
+            match state.local.is_unwritten(from, 1) {
+                true => state.local.set_unwritten(to, 1),
+                false => state.local.set_written(to, 1),
+            }
         }
     }
 
@@ -555,11 +570,30 @@ impl<'r> Checker<'r> {
                 address,
             });
         }
+        if noted.order.object != ObjectUse::None {
+            self.note_object(noted);
+        }
         if self.wish.uninitialised {
             self.note_written(noted, address, device);
         }
         if self.wish.races && !is_local {
             self.note_race(noted, is_shared);
+        }
+    }
+
+    /// An access to an `mbarrier`.
+    fn note_object(&mut self, noted: &Noted) {
+        let Some(state) = self.blocks.get_mut(&self.block) else { return };
+        let is_known = state.objects.contains(&noted.address);
+        let is_begin = noted.order.object == ObjectUse::Begin;
+        match noted.order.object {
+            ObjectUse::Begin => state.objects.insert(noted.address),
+            ObjectUse::End => state.objects.remove(&noted.address),
+            _ => false,
+        };
+        if is_known == is_begin {
+            let mistake = Mistake::BarrierObject { address: noted.address, is_begin };
+            self.report((noted.step, noted.thread), noted.step, mistake);
         }
     }
 
@@ -635,9 +669,13 @@ impl<'r> Checker<'r> {
         let strong = is_strong.then_some(scope);
         let mark = Mark { time: noted.time, thread: own, step: noted.step, strong };
         let mut found: Option<(Mark, bool)> = None;
+        let mut written = None;
         let shadow = if is_shared { &mut state.shared } else { &mut self.global };
         shadow.pages(noted.address, noted.size_bytes, |page, bytes| {
             for slot in page.slots_of(bytes) {
+                if noted.order.is_noncoherent && slot.write.time > 0 {
+                    written = Some(slot.write.step);
+                }
                 if !knows(&slot.write) && noted.touch != (Touch::Write { is_same: true }) {
                     found = found.or(Some((slot.write, true)));
                 }
@@ -714,6 +752,13 @@ impl<'r> Checker<'r> {
                 is_other_write,
             };
             self.report((noted.step, noted.thread), other.step, mistake);
+        } else if let Some(step) = written {
+            let mistake = Mistake::NonCoherent {
+                address: noted.address,
+                size_bytes: noted.size_bytes,
+                other_line: self.program.steps[step as usize].line,
+            };
+            self.report((noted.step, noted.thread), step, mistake);
         }
     }
 

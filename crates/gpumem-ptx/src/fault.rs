@@ -270,6 +270,47 @@ pub enum Mistake {
         /// The function.
         function: String,
     },
+    /// A write of constant memory, which kernels only read.
+    #[error("writes {size_bytes} bytes at {address:#x} of constant memory")]
+    Constant {
+        /// The first byte.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+    },
+    /// An asynchronous copy (`cp.async`) of more bytes than its target has.
+    #[error("copies {source_bytes} bytes to {size_bytes}")]
+    CopySize {
+        /// The bytes of the source.
+        source_bytes: u64,
+        /// The bytes of the target.
+        size_bytes: u64,
+    },
+    /// A pointer to a function of other parameters or results than the call states.
+    #[error("calls {0:#x}, a function of other parameters or results than the call states")]
+    WrongPrototype(u64),
+    /// A load of memory that the kernel has written, through a cache that does not see it (`ld.global.nc`). Reported only with
+    /// [`Checks::races`](crate::Checks::races).
+    #[error(
+        "reads {size_bytes} bytes at {address:#x} by `ld.global.nc`, which the kernel wrote at line {other_line}"
+    )]
+    NonCoherent {
+        /// The first byte.
+        address: u64,
+        /// The number of bytes.
+        size_bytes: u64,
+        /// The line of the write.
+        other_line: u32,
+    },
+    /// An `mbarrier` is used before it is initialised or behind its end, or is initialised twice. Reported only with one of the
+    /// [`Checks`](crate::Checks).
+    #[error("{} the barrier at {address:#x} of shared memory, which is {}", if *.is_begin { "initialises" } else { "uses" }, if *.is_begin { "initialised" } else { "not initialised" })]
+    BarrierObject {
+        /// The distance from the beginning of the shared memory.
+        address: u64,
+        /// True for an initialisation.
+        is_begin: bool,
+    },
     /// The kernel executed `trap`.
     #[error("stopped itself (`trap`)")]
     Trap,

@@ -20,10 +20,11 @@ use crate::program::{
     SHARED_GAP_BYTES, Slot, Special, Step, low_bits,
 };
 use crate::syntax::{
-    DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, Space, Statement, Type,
+    DatumValue, Formal, Function, Instruction, Linkage, Operand, Shape, Source, Space, Statement, Type,
 };
+use core::ops::Range;
 use core::sync::atomic::AtomicBool;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 type Result<T> = core::result::Result<T, PtxError>;
@@ -71,18 +72,34 @@ pub(crate) fn pointed(source: &Source<'_>, names: &Names<'_>) -> Vec<usize> {
     pointed.into_iter().collect()
 }
 
+/// What one kernel of a module leaves for the next ones.
+#[derive(Default)]
+pub(crate) struct Left<'t> {
+    /// The steps that they may have.
+    pub(crate) steps: usize,
+    /// The opcodes whose forms were checked, with their numbers of operands.
+    checked: HashSet<(&'t str, usize)>,
+}
+
+impl Left<'_> {
+    pub(crate) fn new(steps: usize) -> Self {
+        Self { steps, checked: HashSet::new() }
+    }
+}
+
 /// Makes the program of a kernel, and takes its steps off those that are left, whether it can run or not. `pointed` are the functions that
 /// pointers may name.
-pub(crate) fn lower(
-    source: &Source<'_>,
+pub(crate) fn lower<'t>(
+    source: &Source<'t>,
     names: &Names<'_>,
     pointed: &[usize],
     entry: usize,
-    steps_left: &mut usize,
+    left: &mut Left<'t>,
 ) -> core::result::Result<Program, LinkError> {
-    let mut lower = Lower::new(source, names, pointed, *steps_left);
+    let mut lower = Lower::new(source, names, pointed, core::mem::take(left));
     let lowered = lower.entry(entry);
-    *steps_left = steps_left.saturating_sub(lower.program.steps.len());
+    *left = lower.left;
+    left.steps = left.steps.saturating_sub(lower.program.steps.len());
     lowered.map(|()| lower.program)
 }
 
@@ -90,7 +107,7 @@ struct Lower<'s, 't> {
     source: &'s Source<'t>,
     names: &'s Names<'s>,
     pointed: &'s [usize],
-    steps_max: usize,
+    left: Left<'t>,
     program: Program,
     /// The functions of the routines, by their numbers, and the numbers by the functions.
     queue: Vec<usize>,
@@ -107,6 +124,7 @@ struct Lower<'s, 't> {
     parameters: HashMap<u32, u64>,
     labels: HashMap<(u32, &'t str), u32>,
     lists: HashMap<(u32, &'t str), &'s [&'t str]>,
+    prototypes: HashMap<(u32, &'t str), &'s Function<'t>>,
     /// Steps with targets that are still to be set.
     jumps: Vec<Jump<'t>>,
     guard: Option<Guard>,
@@ -124,12 +142,12 @@ struct Jump<'t> {
 }
 
 impl<'s, 't> Lower<'s, 't> {
-    fn new(source: &'s Source<'t>, names: &'s Names<'s>, pointed: &'s [usize], steps_max: usize) -> Self {
+    fn new(source: &'s Source<'t>, names: &'s Names<'s>, pointed: &'s [usize], left: Left<'t>) -> Self {
         Self {
             source,
             names,
             pointed,
-            steps_max,
+            left,
             program: Program {
                 steps: Vec::new(),
                 routines: Vec::new(),
@@ -140,6 +158,15 @@ impl<'s, 't> Lower<'s, 't> {
                 shared: Vec::new(),
                 dynamic_align: 16,
                 sites: 0,
+                read_only: source
+                    .variables
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, variable)| {
+                        variable.space == Space::Const && variable.linkage != Linkage::Extern
+                    })
+                    .map(|(number, variable)| (number as u32, variable.size_bytes))
+                    .collect(),
                 source_lines: Vec::new(),
                 files: source.files.iter().map(|(number, name)| (*number, name.to_string())).collect(),
                 is_of_blocks_apart: false,
@@ -156,6 +183,7 @@ impl<'s, 't> Lower<'s, 't> {
             parameters: HashMap::new(),
             labels: HashMap::new(),
             lists: HashMap::new(),
+            prototypes: HashMap::new(),
             jumps: Vec::new(),
             guard: None,
             place: Place::default(),
@@ -216,6 +244,7 @@ impl<'s, 't> Lower<'s, 't> {
         self.parameters.clear();
         self.labels.clear();
         self.lists.clear();
+        self.prototypes.clear();
         self.jumps.clear();
         let Some(body) = &current.body else {
             return Err(match OF_DRIVER.contains(&current.name) {
@@ -235,6 +264,10 @@ impl<'s, 't> Lower<'s, 't> {
         let parameters =
             current.parameters.iter().map(|formal| self.formal(*formal)).collect::<Result<_>>()?;
         let results = current.results.iter().map(|formal| self.formal(*formal)).collect::<Result<_>>()?;
+        // Those in a body count, whether they are named or not.
+        for variable in current.variables.iter().filter(|variable| variable.space == Space::Shared) {
+            self.shared_offset(variable)?;
+        }
         for statement in body {
             match statement {
                 Statement::Label(name, scope, place) => {
@@ -243,12 +276,15 @@ impl<'s, 't> Lower<'s, 't> {
                         return Err(PtxError::syntax(*place, format!("`{}` is declared twice", short(name))));
                     }
                 }
+                Statement::Prototype(name, scope, function) => {
+                    self.prototypes.insert((*scope, name), function);
+                }
                 Statement::Targets(name, scope, targets) => {
                     self.lists.insert((*scope, name), targets);
                 }
                 Statement::Instruction(instruction) => {
                     self.instruction(instruction)?;
-                    if self.program.steps.len() > self.steps_max || self.registers > REGISTERS_MAX {
+                    if self.program.steps.len() > self.left.steps || self.registers > REGISTERS_MAX {
                         return Err(PtxError::unsupported(self.place, "a module of this size"));
                     }
                 }
@@ -263,7 +299,18 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(PtxError::unsupported(current.place, what));
         }
         debug_assert_eq!(self.program.routines.len(), routine);
+        let bytes = |formals: &[Formal]| -> Box<[u64]> {
+            formals.iter().map(|formal| current.shape_of(*formal).map_or(0, Shape::bytes)).collect()
+        };
+        let sizes = [bytes(&current.parameters), bytes(&current.results)];
+        let mut variables: Vec<Range<u64>> = Vec::new();
+        for (variable, offset) in &self.frame {
+            variables.push(*offset..offset + current.variables[*variable as usize].size_bytes);
+        }
+        variables.sort_unstable_by_key(|variable| variable.start);
         let mut routine = Routine {
+            sizes,
+            variables: variables.into(),
             start,
             registers: self.registers,
             frame_bytes: self.frame_bytes,
@@ -376,7 +423,11 @@ impl<'s, 't> Lower<'s, 't> {
         if instruction.opcode.starts_with('.') {
             return Err(self.unknown(instruction));
         }
-        forms::check(instruction)?;
+        let form = (instruction.opcode, instruction.operands.len());
+        if !self.left.checked.contains(&form) {
+            forms::check(instruction, self.source.target, self.source.version)?;
+            self.left.checked.insert(form);
+        }
         if !(self.memory(instruction, modifiers.clone())?
             || self.control(instruction, modifiers.clone())?
             || self.warp(instruction, modifiers.clone())?
@@ -433,15 +484,13 @@ impl<'s, 't> Lower<'s, 't> {
 
     /// An operand that is read as a value of a type.
     fn value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
-        let is_fraction = matches!(of, Type::F32 | Type::F64);
         match operand {
-            Operand::Register(register) | Operand::Sum(register, _)
-                if !of.is_of_register(self.register_type(*register)) =>
-            {
+            Operand::Register(register) if !of.is_of_register(self.register_type(*register)) => {
                 Err(self.wrong(OTHER_TYPE))
             }
-            Operand::Integer(_) if is_fraction => Err(self.wrong("an integer is no value of this type")),
-            Operand::Double(_) if of.is_integer() => Err(self.wrong("a fraction is no value of this type")),
+            Operand::Sum(register, _) if !of.is_of_register(self.register_type(*register)) => {
+                Err(self.other_sum(*register))
+            }
             _ => self.wide_value(operand, of),
         }
     }
@@ -449,9 +498,93 @@ impl<'s, 't> Lower<'s, 't> {
     /// The same, for an instruction that takes the low part of wider registers.
     fn wide_value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
         match operand {
+            Operand::Special(name) => {
+                self.read_special(name, None)?;
+                Err(self.wrong(format!("`{}` is read by `mov` and `cvt` alone", short(name))))
+            }
+            Operand::Variable(..) | Operand::Symbol(..) => {
+                self.address_value(operand)?;
+                if self.is_function(operand) {
+                    let what = "the address of a function outside of `mov`";
+                    return Err(PtxError::unsupported(self.place, what));
+                }
+                Err(self.wrong("an address is read by `mov` and `cvta` alone"))
+            }
+            Operand::Not(_) if of != Type::Pred => Err(self.wrong("a predicate is no value of this type")),
+            Operand::Integer(_) if !(of.is_integer() || of.is_bits() || of == Type::Pred) => {
+                Err(self.wrong("an integer is no value of this type"))
+            }
+            Operand::Single(_) if !matches!(of, Type::F32 | Type::F64 | Type::B32) => {
+                Err(self.wrong("a fraction is no value of this type"))
+            }
+            Operand::Double(_) if !matches!(of, Type::F32 | Type::F64 | Type::B64) => {
+                Err(self.wrong("a fraction is no value of this type"))
+            }
+            _ => self.any_value(operand, of),
+        }
+    }
+
+    /// A value of this type, or an address or a special register as one.
+    fn named_value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
+        match operand {
+            Operand::Special(name) => self.read_special(name, Some(of)),
+            Operand::Variable(..) | Operand::Symbol(..) => {
+                if !(of.is_integer() || of.is_bits()) {
+                    return match self.is_function(operand) {
+                        true => {
+                            Err(PtxError::unsupported(self.place, "the address of a function as a fraction"))
+                        }
+                        false => Err(self.wrong("an address is no value of this type")),
+                    };
+                }
+                let space = self.space_of(operand);
+                if space == Some(Space::Global) && of.bytes() < 8 {
+                    return Err(self.wrong("an address of global memory has 64 bits"));
+                }
+                if let Operand::Variable(variable, _) = operand
+                    && space == Some(Space::Param)
+                    && !self.parameters.contains_key(variable)
+                {
+                    let name = &self.current().variables[*variable as usize].name;
+                    return Err(self.wrong(format!("`{}` is a parameter without an address", short(name))));
+                }
+                self.address_value(operand)
+            }
+            _ => self.value(operand, of),
+        }
+    }
+
+    /// NVIDIA's assembler does not look at the type of a register to which a constant is added, unless it is a predicate.
+    fn other_sum(&self, register: u32) -> PtxError {
+        match self.register_type(register) {
+            Type::Pred => self.wrong(OTHER_TYPE),
+            _ => PtxError::unsupported(self.place, "a register of another type, plus a constant"),
+        }
+    }
+
+    fn is_function(&self, operand: &Operand<'t>) -> bool {
+        let unit = self.current().unit;
+        matches!(operand, Operand::Symbol(name, _)
+            if self.names.variable(unit, name).is_none() && self.names.function(unit, name).is_some())
+    }
+
+    /// The kind of memory of a variable. `None` for a function, and for what is not declared.
+    fn space_of(&self, operand: &Operand<'t>) -> Option<Space> {
+        match operand {
+            Operand::Variable(variable, _) => Some(self.current().variables[*variable as usize].space),
+            Operand::Symbol(name, _) => {
+                let variable = self.names.variable(self.current().unit, name)?;
+                Some(self.source.variables[variable].space)
+            }
+            _ => None,
+        }
+    }
+
+    /// A value, whose type was checked.
+    fn any_value(&mut self, operand: &Operand<'t>, of: Type) -> Result<Slot> {
+        match operand {
             Operand::Register(register) => {
-                let declared = self.register_type(*register);
-                if (declared == Type::Pred) != (of == Type::Pred) || declared.bytes() < of.bytes() {
+                if !of.is_in_register(self.register_type(*register)) {
                     return Err(self.wrong(OTHER_TYPE));
                 }
                 Ok(Slot::Register(*register))
@@ -459,7 +592,7 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Sum(register, distance) => {
                 let declared = self.register_type(*register);
                 if declared.is_float() || declared == Type::Pred || declared.bytes() < of.bytes() {
-                    return Err(self.wrong(OTHER_TYPE));
+                    return Err(self.other_sum(*register));
                 }
                 let inputs =
                     [Slot::Register(*register), self.bits(*distance as u64), self.bits(of.bytes().into())];
@@ -489,19 +622,23 @@ impl<'s, 't> Lower<'s, 't> {
             Operand::Integer(value) => Ok(self.bits(low_bits(of, *value))),
             Operand::Single(bits) => Ok(self.bits(single_as(of, *bits))),
             Operand::Double(bits) => Ok(self.bits(double_as(of, *bits))),
-            Operand::Special(name) => self.read_special(name),
-            Operand::Variable(..) | Operand::Symbol(..) => self.address_value(operand),
-            Operand::Pair(Some(register), None) => Ok(Slot::Register(*register)),
             Operand::Element(name, _) => Err(self.no_constant_index(name)),
             _ => Err(self.wrong("this operand is no value")),
         }
     }
 
-    fn read_special(&mut self, name: &str) -> Result<Slot> {
-        if let Some(special) = Special::of(name) {
+    /// A special register, as a value of this type.
+    fn read_special(&mut self, name: &str, of: Option<Type>) -> Result<Slot> {
+        let (special, part) = (Special::of(name), ClockPart::of(name));
+        if let Some(of) = of.filter(|_| special.is_some() || part.is_some())
+            && !is_of_special(name, of)
+        {
+            return Err(self.wrong(format!("`{}` is no value of this type", short(name))));
+        }
+        if let Some(special) = special {
             return Ok(self.special(special));
         }
-        if let Some(part) = ClockPart::of(name) {
+        if let Some(part) = part {
             let to = self.temporary();
             self.push(Op::Clock { to, part });
             return Ok(Slot::Register(to));
@@ -598,12 +735,11 @@ impl<'s, 't> Lower<'s, 't> {
             return Ok(*offset);
         }
         let start = self.program.shared_bytes.next_multiple_of(declared.align_bytes);
-        let end = start.checked_add(declared.size_bytes).filter(|end| *end <= SHARED_BYTES_MAX);
+        let end = start.checked_add(declared.size_bytes).filter(|end| *end <= STATIC_SHARED_BYTES_MAX);
         self.program.shared_bytes = end.ok_or_else(|| {
-            PtxError::unsupported(
-                declared.place,
-                format!("more than {SHARED_BYTES_MAX} bytes of shared memory"),
-            )
+            let what =
+                format!("the kernel has more than {STATIC_SHARED_BYTES_MAX} bytes of static shared memory");
+            PtxError::syntax(declared.place, what)
         })?;
         let last = self.program.shared.last();
         let offset =
@@ -616,21 +752,28 @@ impl<'s, 't> Lower<'s, 't> {
     /// The register that an operand names as a target for a value of a type.
     fn target(&mut self, operand: &Operand<'t>, of: Type) -> Result<u32> {
         match operand {
-            Operand::Register(register) | Operand::Pair(Some(register), _)
-                if !of.is_of_register(self.register_type(*register)) =>
-            {
-                Err(self.wrong("the target has another type"))
+            Operand::Register(register) if !of.is_of_register(self.register_type(*register)) => {
+                Err(self.wrong(OTHER_TARGET))
             }
-            _ => self.wide_target(operand),
+            _ => self.wide_target(operand, of),
         }
     }
 
-    /// The same, of any type.
-    fn wide_target(&mut self, operand: &Operand<'t>) -> Result<u32> {
+    /// The same, for an instruction whose target may be `_`.
+    fn target_or_none(&mut self, operand: &Operand<'t>, of: Type) -> Result<u32> {
         match operand {
-            Operand::Register(register) => Ok(*register),
-            Operand::Pair(Some(register), _) => Ok(*register),
             Operand::Sink => Ok(self.temporary()),
+            _ => self.target(operand, of),
+        }
+    }
+
+    /// A target that may be wider than the type.
+    fn wide_target(&mut self, operand: &Operand<'t>, of: Type) -> Result<u32> {
+        match operand {
+            Operand::Register(register) if of.is_in_register(self.register_type(*register)) => Ok(*register),
+            Operand::Register(_) => Err(self.wrong(OTHER_TARGET)),
+            Operand::Pair(..) => Err(self.wrong("the instruction has no second target")),
+            Operand::Sink => Err(self.wrong("the target of this instruction cannot be left out")),
             _ => Err(self.wrong("the target is no register")),
         }
     }
@@ -665,6 +808,7 @@ impl<'s, 't> Lower<'s, 't> {
             }
             _ => return Err(self.wrong("an address in brackets is expected")),
         };
+        self.check_space(base, space)?;
         let is_entry = self.current().is_entry;
         let mut memory = match space {
             Space::Generic => Memory::Generic,
@@ -689,18 +833,76 @@ impl<'s, 't> Lower<'s, 't> {
             }
             Operand::Register(register) => {
                 let declared = self.register_type(register);
-                if declared.is_float() || !matches!(declared.bytes(), 4 | 8) {
+                if declared.is_float() || !matches!(declared.bytes(), 2 | 4 | 8) {
                     return Err(self.wrong("the register of an address has another type"));
+                }
+                if declared.bytes() == 2 && matches!(space, Space::Generic | Space::Global) {
+                    return Err(PtxError::unsupported(self.place, "an address of 16 bits"));
+                }
+                if declared.bytes() < 8 && matches!(space, Space::Generic | Space::Global) {
+                    return Err(self.wrong("an address of global memory has 64 bits"));
                 }
                 Slot::Register(register)
             }
-            Operand::Integer(value) => self.bits(value),
+            Operand::Integer(value) if space == Space::Local => self.bits(value),
+            Operand::Integer(_) => return Err(self.wrong("a number is an address of local memory alone")),
             _ => self.address_value(base)?,
         };
         let site = self.site();
         let bytes = element.bytes() as u8;
         Ok(Access { space: memory, at, offset_bytes, bytes, count, site, order: Order::default() })
     }
+}
+
+impl<'t> Lower<'_, 't> {
+    /// Checks that an instruction for one kind of memory does not name a variable in another one.
+    fn check_space(&self, base: &Operand<'t>, space: Space) -> Result<()> {
+        let is_space = match self.space_of(base) {
+            Some(declared) if space == Space::Generic => {
+                matches!(declared, Space::Global | Space::Shared | Space::Local)
+            }
+            Some(declared) => declared == space,
+            // A function, whose contents nobody reads.
+            None => !self.is_function(base),
+        };
+        if is_space { Ok(()) } else { Err(self.wrong("the instruction does not access this kind of memory")) }
+    }
+
+    /// Checks that a function does not write its parameters, nor read its results.
+    fn check_formal(&self, operand: &Operand<'t>, is_write: bool) -> Result<()> {
+        let base = match operand {
+            Operand::Address(base, _) => &**base,
+            other => other,
+        };
+        let Operand::Variable(variable, _) = base else { return Ok(()) };
+        let has = |formals: &[Formal]| {
+            formals.iter().any(|formal| matches!(formal, Formal::Variable(number) if number == variable))
+        };
+        let function = self.current();
+        match () {
+            () if is_write && has(&function.parameters) => Err(self.wrong("a parameter is written")),
+            () if !is_write && has(&function.results) => Err(self.wrong("a result is read")),
+            () => Ok(()),
+        }
+    }
+}
+
+/// True if a special register is a value of this type.
+fn is_of_special(name: &str, of: Type) -> bool {
+    let starts = |names: &[&str]| names.iter().any(|start| name.starts_with(start));
+    if name == "%is_explicit_cluster" {
+        return of == Type::Pred;
+    }
+    let bytes = of.bytes();
+    (of.is_integer() || of.is_bits())
+        && match () {
+            () if name == "%gridid" => bytes >= 2,
+            () if starts(&["%tid.", "%ntid.", "%ctaid.", "%nctaid."]) => matches!(bytes, 2 | 4),
+            () if name == "%globaltimer" || name == "%current_graph_exec" || name.ends_with("64") => {
+                bytes == 8
+            }
+            () => bytes == 4,
+        }
 }
 
 /// The places of a kernel's parameters, and the bytes of all.
@@ -726,13 +928,30 @@ pub(crate) fn layout(function: &Function<'_>) -> (Vec<crate::program::Parameter>
 }
 
 const OTHER_TYPE: &str = "a register of this operand has another type";
+const OTHER_TARGET: &str = "the target has another type";
 /// The beginnings of names of special registers that are not supported.
-const UNSUPPORTED_SPECIALS: [&str; 4] = ["%pm", "%envreg", "%reserved_smem_offset_", "%cluster"];
-/// Functions that the driver defines.
-const OF_DRIVER: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
+const UNSUPPORTED_SPECIALS: [&str; 2] = ["%envreg", "%reserved_smem_offset_"];
+/// Functions that the driver defines, or a library of the vendor that kernels call to launch others.
+const OF_DRIVER: [&str; 13] = [
+    "vprintf",
+    "malloc",
+    "free",
+    "__assertfail",
+    "cudaMalloc",
+    "cudaFree",
+    "cudaGetParameterBuffer",
+    "cudaGetParameterBufferV2",
+    "cudaLaunchDevice",
+    "cudaLaunchDeviceV2",
+    "cudaDeviceSynchronize",
+    "cudaStreamCreateWithFlags",
+    "cudaGraphLaunch",
+];
 /// The most registers of a function, those of intermediate results included.
 const REGISTERS_MAX: u32 = 1 << 18;
 /// The most local memory of a thread, as the hardware has it.
 const FRAME_BYTES_MAX: u64 = 512 << 10;
-/// The most shared memory of a block that a kernel declares, or a launch adds.
+/// The most shared memory of a block that a kernel declares.
+const STATIC_SHARED_BYTES_MAX: u64 = 48 << 10;
+/// The most shared memory of a block that a launch adds.
 pub(crate) const SHARED_BYTES_MAX: u64 = 227 << 10;

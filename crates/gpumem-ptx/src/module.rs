@@ -2,7 +2,7 @@
 
 use crate::error::{LinkError, Place, PtxError, PtxProblem};
 use crate::fault::AccessPlace;
-use crate::lower::{SHARED_BYTES_MAX, layout, lower, pointed};
+use crate::lower::{Left, SHARED_BYTES_MAX, layout, lower, pointed};
 use crate::memory::{DeviceMemory, Sought};
 use crate::names::Names;
 use crate::parse::parse;
@@ -83,14 +83,14 @@ impl Module {
         let source = parse(texts)?;
         let names = Names::new(&source)?;
         let bytes: usize = texts.iter().map(|text| text.len()).sum();
-        let mut steps = STEPS_MIN + STEPS_A_BYTE * bytes;
+        let mut left = Left::new(STEPS_MIN + STEPS_A_BYTE * bytes);
         let pointed = pointed(&source, &names);
         let mut entries = Vec::new();
         for (number, function) in source.functions.iter().enumerate() {
             if !function.is_entry || function.body.is_none() {
                 continue;
             }
-            let program = lower(&source, &names, &pointed, number, &mut steps);
+            let program = lower(&source, &names, &pointed, number, &mut left);
             let program = match program {
                 Err(error) if matches!(error.error.what, PtxProblem::Syntax(_)) => return Err(error),
                 other => other.map_err(|error| error.error),

@@ -9,7 +9,7 @@ use crate::syntax::{
     Type, Variable, VariableType,
 };
 use constant::{ConstantValue, OPERATORS};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use text::{Word, Words};
 
 type Result<T> = core::result::Result<T, PtxError>;
@@ -27,6 +27,9 @@ pub(crate) fn parse<'t>(texts: &[&'t str]) -> core::result::Result<Source<'t>, L
             source,
             scopes: Vec::new(),
             source_line: None,
+            constant_bytes: 0,
+            functions: HashMap::new(),
+            has_address_size: false,
         };
         parser.module().map_err(|error| LinkError { input, error })?;
         source = parser.source;
@@ -43,14 +46,23 @@ struct Parser<'t> {
     scopes: Vec<Scope<'t>>,
     /// What the last `.loc` of the body stated.
     source_line: Option<(SourceFile, u32)>,
+    /// The constant memory of the text, so far.
+    constant_bytes: u64,
+    /// The last function of each name in the text.
+    functions: HashMap<&'t str, usize>,
+    has_address_size: bool,
 }
 
 /// The names of a pair of braces.
+#[derive(Default)]
 struct Scope<'t> {
     number: u32,
     names: HashMap<&'t str, Named>,
     /// From `.reg .b32 %r<8>`: registers get their numbers when they are first named. With the elements if they are vectors.
     ranges: HashMap<&'t str, (u64, Type, u32)>,
+    /// The least number behind each beginning of the declared names that end with one.
+    numbered: HashMap<&'t str, u64>,
+    labels: HashSet<&'t str>,
 }
 
 #[derive(Clone, Copy)]
@@ -119,7 +131,10 @@ impl<'t> Parser<'t> {
             .ok_or_else(|| PtxError::syntax(place, format!("`{}` is no target", short(target))))?;
         self.source.target = self.source.target.max(stated);
         while self.take(b',')? {
-            self.name()?;
+            let (option, place) = self.name()?;
+            if !TARGET_OPTIONS.contains(&option) {
+                return Err(PtxError::syntax(place, format!("`{}` is no option of a target", short(option))));
+            }
         }
         loop {
             let (word, place) = self.next()?;
@@ -156,8 +171,14 @@ impl<'t> Parser<'t> {
 
     fn directive(&mut self, directive: &'t str, place: Place) -> Result<()> {
         match directive {
+            ".address_size" if self.has_address_size => {
+                Err(PtxError::syntax(place, "the address size is stated twice"))
+            }
             ".address_size" => match self.integer()? {
-                64 => Ok(()),
+                64 => {
+                    self.has_address_size = true;
+                    Ok(())
+                }
                 other => Err(PtxError::unsupported(place, format!("an address size of {other}"))),
             },
             ".file" => self.file(),
@@ -169,14 +190,18 @@ impl<'t> Parser<'t> {
             }
             ".pragma" => self.pragma(),
             ".alias" => {
-                let (alias, _) = self.name()?;
+                let (alias, place) = self.name()?;
                 self.expect(b',')?;
-                let (name, _) = self.name()?;
+                let (name, name_place) = self.name()?;
+                self.check_alias((alias, place), (name, name_place))?;
                 self.source.aliases.push((self.unit, alias, name));
                 self.expect(b';')
             }
             ".extern" | ".visible" | ".weak" | ".common" => {
                 let (next, place) = self.name()?;
+                if directive == ".common" && next != ".global" {
+                    return Err(PtxError::syntax(place, "`.common` is for variables in global memory"));
+                }
                 let linkage = match directive {
                     ".extern" => Linkage::Extern,
                     ".visible" => Linkage::Visible,
@@ -186,6 +211,27 @@ impl<'t> Parser<'t> {
             }
             _ => self.definition(directive, Linkage::Internal, place),
         }
+    }
+
+    /// Another name is declared before, as a function that has no body and is like the one that it stands for.
+    fn check_alias(
+        &self,
+        (alias, place): (&'t str, Place),
+        (name, name_place): (&'t str, Place),
+    ) -> Result<()> {
+        let named = |name| self.functions.get(name).and_then(|number| self.source.functions.get(*number));
+        let undeclared = |name, place| PtxError::syntax(place, format!("`{}` is not declared", short(name)));
+        let declared = named(alias).ok_or_else(|| undeclared(alias, place))?;
+        let function = named(name).ok_or_else(|| undeclared(name, name_place))?;
+        let what = match () {
+            () if declared.body.is_some() => format!("`{}` is defined twice", short(alias)),
+            () if function.is_entry => format!("`{}` is a kernel, which has no other name", short(name)),
+            () if !declared.is_like(function) => {
+                format!("`{}` and `{}` have other parameters", short(alias), short(name))
+            }
+            () => return Ok(()),
+        };
+        Err(PtxError::syntax(place, what))
     }
 
     /// The number and the name of a source.
@@ -216,6 +262,19 @@ impl<'t> Parser<'t> {
             ".global" | ".const" | ".shared" => {
                 let space = Space::of(&word[1..]).unwrap_or(Space::Global);
                 let variables = self.variables(space, linkage)?;
+                for (name, variable) in
+                    variables.iter().filter(|(_, variable)| variable.space == Space::Const)
+                {
+                    let bytes = self.constant_bytes.next_multiple_of(variable.align_bytes.max(1));
+                    self.constant_bytes = bytes.saturating_add(variable.size_bytes);
+                    if self.constant_bytes > CONSTANT_BYTES_MAX {
+                        let what = format!(
+                            "with `{}`, constant memory has more than {CONSTANT_BYTES_MAX} bytes",
+                            short(name)
+                        );
+                        return Err(PtxError::syntax(variable.place, what));
+                    }
+                }
                 self.source.variables.extend(variables.into_iter().map(|(_, variable)| variable));
                 Ok(())
             }
@@ -232,7 +291,22 @@ impl<'t> Parser<'t> {
             let (mut variable, parts) = self.sized(name, place, space, of)?;
             variable.linkage = linkage;
             variable.is_extern |= linkage == Linkage::Extern;
-            if self.take(b'=')? {
+            let is_initial = self.take(b'=')?;
+            let is_extern = linkage == Linkage::Extern;
+            match () {
+                () if variable.element == Type::Pred => {
+                    return Err(PtxError::syntax(place, "a predicate is in no memory"));
+                }
+                () if is_initial && (is_extern || !matches!(space, Space::Global | Space::Const)) => {
+                    let what = format!("`{}` has no initial contents here", short(name));
+                    return Err(PtxError::syntax(place, what));
+                }
+                () if variable.size_bytes == 0 && !is_extern && !is_initial && of.unsupported.is_none() => {
+                    return Err(PtxError::syntax(place, format!("`{}` has no size", short(name))));
+                }
+                () => {}
+            }
+            if is_initial {
                 match of.unsupported {
                     // Settings by name.
                     Some(TEXTURE) => while !matches!(self.next()?.0, Word::Mark(b'}') | Word::End) {},
@@ -271,6 +345,18 @@ impl<'t> Parser<'t> {
                     of.element = element.ok_or_else(|| {
                         PtxError::unsupported(place, format!("a variable of `{}`", short(word)))
                     })?;
+                    if matches!(of.element, Type::Bf16 | Type::Bf16x2 | Type::U16x2 | Type::S16x2) {
+                        let what = format!("`{}` is a type of instructions alone", short(word));
+                        return Err(PtxError::syntax(place, what));
+                    }
+                    if of.vector * u64::from(of.element.bytes()) > 16
+                        || of.vector > 1 && of.element == Type::Pred
+                    {
+                        return Err(PtxError::syntax(
+                            place,
+                            "a vector has 128 bits at most, and no predicates",
+                        ));
+                    }
                     if self.peek()?.0 == Word::Name(".align") {
                         self.next()?;
                         of.align_bytes = Some(self.alignment(place)?);
@@ -350,6 +436,13 @@ impl<'t> Parser<'t> {
         depth: usize,
     ) -> Result<()> {
         let (_, place) = self.peek()?;
+        let is_list = self.peek()?.0 == Word::Mark(b'{');
+        if depth == 0 && is_list == parts.is_empty() {
+            return Err(PtxError::syntax(
+                place,
+                "initial contents of an array are in braces, and of a number are not",
+            ));
+        }
         if self.take(b'{')? {
             if depth > BRACES_MAX {
                 return Err(PtxError::syntax(place, "braces are nested too deeply"));
@@ -393,6 +486,9 @@ impl<'t> Parser<'t> {
                 }
                 DatumValue::Address { name: name.to_string(), distance, shift }
             }
+            Operand::Integer(_) if variable.element.is_float() => {
+                return Err(PtxError::syntax(place, "an integer is no value of this type"));
+            }
             Operand::Integer(bits) => DatumValue::Bits(bits),
             Operand::Single(bits) => DatumValue::Bits(single_as(variable.element, bits)),
             Operand::Double(bits) => DatumValue::Bits(double_as(variable.element, bits)),
@@ -403,6 +499,9 @@ impl<'t> Parser<'t> {
             Operand::Symbol(name, distance) => address(name, distance),
             _ => return Err(PtxError::syntax(place, "a number or the name of a variable is expected")),
         };
+        if matches!(value, DatumValue::Address { .. }) && !variable.element.is_integer() {
+            return Err(PtxError::syntax(place, "an address is no value of this type"));
+        }
         let end = offset_bytes.saturating_add(size_bytes.into());
         if end > variable.size_bytes {
             if !variable.is_extern {
@@ -423,8 +522,8 @@ impl<'t> Parser<'t> {
         Ok((name, self.distance()?))
     }
 
-    fn function(&mut self, is_entry: bool, linkage: Linkage, place: Place) -> Result<()> {
-        let mut function = Function {
+    fn empty(&self, is_entry: bool, linkage: Linkage, place: Place) -> Function<'t> {
+        Function {
             name: "",
             unit: self.unit,
             linkage,
@@ -436,26 +535,40 @@ impl<'t> Parser<'t> {
             body: None,
             limits: Vec::new(),
             place,
-        };
+        }
+    }
+
+    fn function(&mut self, is_entry: bool, linkage: Linkage, place: Place) -> Result<()> {
+        let mut function = self.empty(is_entry, linkage, place);
         self.scopes.clear();
         self.open_scope(place)?;
-        if self.peek()?.0 == Word::Mark(b'(') {
+        if self.peek()?.0 == Word::Mark(b'(') && !is_entry {
             function.results = self.formals(&mut function)?;
         }
         (function.name, _) = self.name()?;
         if self.peek()?.0 == Word::Mark(b'(') {
             function.parameters = self.formals(&mut function)?;
         }
+        let is_memory = |formal: &Formal| matches!(formal, Formal::Variable(_));
+        if function.results.len() > 1 && function.results.iter().any(is_memory) {
+            return Err(PtxError::syntax(place, "of several results, each is a register"));
+        }
+        if function.parameter_bytes() > PARAMETER_BYTES_MAX {
+            return Err(PtxError::syntax(place, "the parameters are too large"));
+        }
         loop {
             let (word, place) = self.next()?;
             match word {
                 Word::Mark(b';') => break,
+                Word::Mark(b'{') if linkage == Linkage::Extern => {
+                    return Err(PtxError::syntax(place, "a function that is `.extern` has a body"));
+                }
                 Word::Mark(b'{') => {
                     function.body = Some(self.body(&mut function)?);
                     break;
                 }
                 Word::Name(".pragma") => self.pragma()?,
-                Word::Name(directive) if directive.starts_with('.') => {
+                Word::Name(directive) if DIRECTIVES[usize::from(is_entry)].contains(&directive) => {
                     let mut numbers = Vec::new();
                     while let Word::Integer(number) = self.peek()?.0 {
                         self.next()?;
@@ -464,7 +577,22 @@ impl<'t> Parser<'t> {
                             break;
                         }
                     }
+                    let is_of_block = matches!(directive, ".maxntid" | ".reqntid");
+                    let counts = if is_of_block { 1..=3 } else { 0..=3 };
+                    if !counts.contains(&numbers.len()) || is_of_block && numbers.contains(&0) {
+                        let what = format!("`{directive}` has another number of threads");
+                        return Err(PtxError::syntax(place, what));
+                    }
+                    let other = if directive == ".maxntid" { ".reqntid" } else { ".maxntid" };
+                    if is_of_block && function.limits.iter().any(|(name, _)| *name == other) {
+                        let what = format!("`{directive}` and `{other}` are stated");
+                        return Err(PtxError::syntax(place, what));
+                    }
                     function.limits.push((directive, numbers));
+                }
+                Word::Name(directive) if directive.starts_with('.') => {
+                    let what = format!("the directive `{}` of a function", short(directive));
+                    return Err(PtxError::unsupported(place, what));
                 }
                 found => {
                     return Err(PtxError::syntax(
@@ -473,6 +601,12 @@ impl<'t> Parser<'t> {
                     ));
                 }
             }
+        }
+        let earlier = self.functions.insert(function.name, self.source.functions.len());
+        let earlier = earlier.and_then(|number| self.source.functions.get(number));
+        if earlier.is_some_and(|earlier| earlier.is_entry == is_entry && !earlier.is_like(&function)) {
+            let what = format!("`{}` is declared with other parameters", short(function.name));
+            return Err(PtxError::syntax(place, what));
         }
         self.source.functions.push(function);
         Ok(())
@@ -497,13 +631,20 @@ impl<'t> Parser<'t> {
             formals.push(match kind {
                 ".param" => {
                     let (mut variable, _) = self.sized(name, name_place, Space::Param, types)?;
-                    if variable.size_bytes > PARAMETER_BYTES_MAX || variable.align_bytes > 128 {
+                    if variable.size_bytes > PARAMETER_BYTES_MAX {
                         return Err(PtxError::syntax(name_place, "a parameter is too large"));
+                    }
+                    if variable.align_bytes > 128 {
+                        let what = format!("an alignment of {} bytes of a parameter", variable.align_bytes);
+                        return Err(PtxError::unsupported(name_place, what));
+                    }
+                    if variable.element == Type::Pred {
+                        return Err(PtxError::syntax(name_place, "a predicate is in no memory"));
                     }
                     variable.is_extern = false;
                     Formal::Variable(self.declare_variable(function, variable, name)?)
                 }
-                ".reg" => {
+                ".reg" if !function.is_entry => {
                     let number = function.registers.len() as u32;
                     function.registers.push(types.element);
                     self.declare(name, Named::Register(number), name_place)?;
@@ -534,11 +675,14 @@ impl<'t> Parser<'t> {
 
     /// Adds a name to the innermost braces, which do not have it yet.
     fn declare(&mut self, name: &'t str, named: Named, place: Place) -> Result<()> {
-        match self.scopes.last_mut().and_then(|scope| scope.names.insert(name, named)) {
-            // Parameters of a declaration may have no names.
-            Some(_) if name != "_" => Err(declared_twice(name, place)),
-            _ => Ok(()),
-        }
+        let Some(scope) = self.scopes.last_mut() else { return Ok(()) };
+        let is_of_range = numbers(name).any(|(prefix, number)| {
+            scope.numbered.entry(prefix).and_modify(|least| *least = number.min(*least)).or_insert(number);
+            scope.ranges.get(prefix).is_some_and(|(count, ..)| number < *count)
+        });
+        let is_known = scope.names.insert(name, named).is_some() || scope.labels.contains(name);
+        // Parameters of a declaration may have no names.
+        if (is_known || is_of_range) && name != "_" { Err(declared_twice(name, place)) } else { Ok(()) }
     }
 
     fn open_scope(&mut self, place: Place) -> Result<()> {
@@ -547,7 +691,7 @@ impl<'t> Parser<'t> {
         }
         let number = self.source.scopes.len() as u32;
         self.source.scopes.push(self.scopes.last().map_or(number, |scope| scope.number));
-        self.scopes.push(Scope { number, names: HashMap::new(), ranges: HashMap::new() });
+        self.scopes.push(Scope { number, ..Scope::default() });
         Ok(())
     }
 
@@ -557,8 +701,8 @@ impl<'t> Parser<'t> {
 
     fn body(&mut self, function: &mut Function<'t>) -> Result<Vec<Statement<'t>>> {
         let mut statements = Vec::new();
-        let outer = self.scopes.len();
-        self.open_scope(function.place)?;
+        // The parameters are names of the body.
+        let outer = self.scopes.len() - 1;
         self.source_line = None;
         while self.scopes.len() > outer {
             let (word, place) = self.next()?;
@@ -619,7 +763,7 @@ impl<'t> Parser<'t> {
     fn label(&mut self, name: &'t str, place: Place) -> Result<Statement<'t>> {
         let scope = self.scope();
         match self.peek()? {
-            (Word::Name(".branchtargets"), _) => {
+            (Word::Name(".branchtargets" | ".calltargets"), _) => {
                 self.next()?;
                 let mut targets = vec![self.name()?.0];
                 while self.take(b',')? {
@@ -628,12 +772,39 @@ impl<'t> Parser<'t> {
                 self.expect(b';')?;
                 Ok(Statement::Targets(name, scope, targets))
             }
-            (Word::Name(".callprototype" | ".calltargets"), _) => {
-                while !matches!(self.next()?.0, Word::Mark(b';') | Word::End) {}
-                Ok(Statement::Targets(name, scope, Vec::new()))
+            (Word::Name(".callprototype"), _) => {
+                self.next()?;
+                Ok(Statement::Prototype(name, scope, Box::new(self.prototype(place)?)))
             }
-            _ => Ok(Statement::Label(name, scope, place)),
+            _ => {
+                let is_taken = self.scopes.last_mut().is_some_and(|scope| {
+                    scope.labels.insert(name);
+                    let is_of_range = numbers(name).any(|(prefix, _)| scope.ranges.contains_key(prefix));
+                    scope.names.contains_key(name) && !is_of_range
+                });
+                if is_taken {
+                    return Err(declared_twice(name, place));
+                }
+                Ok(Statement::Label(name, scope, place))
+            }
         }
+    }
+
+    /// The results and parameters of a function that a pointer points to.
+    fn prototype(&mut self, place: Place) -> Result<Function<'t>> {
+        let mut function = self.empty(false, Linkage::Internal, place);
+        self.open_scope(place)?;
+        if self.peek()?.0 == Word::Mark(b'(') {
+            function.results = self.formals(&mut function)?;
+        }
+        (function.name, _) = self.name()?;
+        if self.peek()?.0 == Word::Mark(b'(') {
+            function.parameters = self.formals(&mut function)?;
+        }
+        self.scopes.pop();
+        // Directives for the compiler.
+        while !matches!(self.next()?.0, Word::Mark(b';') | Word::End) {}
+        Ok(function)
     }
 
     /// `.loc 1 12 3`, with or without the place of a call that was inlined, which is skipped.
@@ -666,11 +837,16 @@ impl<'t> Parser<'t> {
         loop {
             let (name, place) = self.name()?;
             if self.take(b'<')? {
-                let count = self.integer()? as u64;
+                let count = self.integer()?;
+                let count = u64::try_from(count)
+                    .map_err(|_| PtxError::syntax(place, format!("{count} is no number of registers")))?;
                 self.expect(b'>')?;
-                let known =
-                    self.scopes.last_mut().and_then(|scope| scope.ranges.insert(name, (count, of, len)));
-                if known.is_some() {
+                let is_known = self.scopes.last_mut().is_some_and(|scope| {
+                    let least = scope.numbered.get(name).copied();
+                    scope.ranges.insert(name, (count, of, len)).is_some()
+                        || least.is_some_and(|least| least < count)
+                });
+                if is_known {
                     return Err(declared_twice(name, place));
                 }
             } else {
@@ -696,8 +872,6 @@ impl<'t> Parser<'t> {
     }
 
     fn resolve_whole(&mut self, function: &mut Function<'t>, name: &'t str) -> Option<Named> {
-        // The prefix of a range may end with digits too.
-        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(NUMBER_DIGITS_MAX);
         for scope in self.scopes.iter_mut().rev() {
             if let Some(named) = scope.names.get(name) {
                 return Some(*named);
@@ -705,9 +879,9 @@ impl<'t> Parser<'t> {
             if scope.ranges.is_empty() {
                 continue;
             }
-            for (prefix, number) in (1..=digits).map(|digits| name.split_at(name.len() - digits)) {
+            for (prefix, number) in numbers(name) {
                 let Some(&(count, of, len)) = scope.ranges.get(prefix) else { continue };
-                if number.parse().is_ok_and(|number: u64| number < count) {
+                if number < count {
                     let named = add_registers(function, of, len);
                     scope.names.insert(name, named);
                     return Some(named);
@@ -737,7 +911,11 @@ impl<'t> Parser<'t> {
                     let second = self.operand()?;
                     let second = self.resolved(function, second);
                     let first = operands.pop();
-                    operands.push(Operand::Pair(first.as_ref().and_then(register_of), register_of(&second)));
+                    let registers = (first.as_ref().map(register_of), register_of(&second));
+                    let (Some(Ok(first)), Ok(second)) = registers else {
+                        return Err(PtxError::syntax(place, "a target is no register"));
+                    };
+                    operands.push(Operand::Pair(first, second));
                 }
                 if !self.take(b',')? {
                     break;
@@ -995,6 +1173,13 @@ impl<'t> Parser<'t> {
     }
 }
 
+/// The ways to read a name as that of a register of a range: the prefix of a range may end with digits too.
+fn numbers(name: &str) -> impl Iterator<Item = (&str, u64)> {
+    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(NUMBER_DIGITS_MAX);
+    let parts = (1..=digits).map(|digits| name.split_at(name.len() - digits));
+    parts.filter_map(|(prefix, number)| Some((prefix, number.parse().ok()?)))
+}
+
 /// A new register, or those of a new vector.
 fn add_registers(function: &mut Function<'_>, of: Type, len: u32) -> Named {
     let first = function.registers.len() as u32;
@@ -1006,10 +1191,12 @@ fn declared_twice(name: &str, place: Place) -> PtxError {
     PtxError::syntax(place, format!("`{}` is declared twice", short(name)))
 }
 
-fn register_of(operand: &Operand<'_>) -> Option<u32> {
+/// The register of a target, or `None` for `_`.
+fn register_of(operand: &Operand<'_>) -> core::result::Result<Option<u32>, ()> {
     match operand {
-        Operand::Register(number) => Some(*number),
-        _ => None,
+        Operand::Register(number) => Ok(Some(*number)),
+        Operand::Sink => Ok(None),
+        _ => Err(()),
     }
 }
 
@@ -1030,7 +1217,7 @@ pub(crate) fn double_as(of: Type, bits: u64) -> u64 {
 }
 
 fn target_of(word: &str) -> Option<u32> {
-    let digits = word.strip_prefix("sm_")?;
+    let digits = word.strip_prefix("sm_").or_else(|| word.strip_prefix("compute_"))?;
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
     digits[..end].parse().ok()
 }
@@ -1050,6 +1237,23 @@ fn name_of(word: Word<'_>) -> String {
 const TEXTURE: &str = "a texture, a surface or a sampler";
 /// The largest parameter of a kernel or function.
 const PARAMETER_BYTES_MAX: u64 = 32_764;
+const TARGET_OPTIONS: [&str; 4] = ["texmode_independent", "texmode_unified", "debug", "map_f64_to_f32"];
+/// What stands behind the parameters of a function, and behind those of a kernel.
+const DIRECTIVES: [&[&str]; 2] = [
+    &[".noreturn", ".abi_preserve", ".abi_preserve_control"],
+    &[
+        ".maxntid",
+        ".reqntid",
+        ".maxnreg",
+        ".minnctapersm",
+        ".maxnctapersm",
+        ".reqnctapercluster",
+        ".explicitcluster",
+        ".maxclusterrank",
+    ],
+];
+/// The constant memory of a text.
+const CONSTANT_BYTES_MAX: u64 = 64 << 10;
 /// The braces of initial contents in each other, at most.
 const BRACES_MAX: usize = 8;
 /// The parentheses and operators before a number, at most.

@@ -320,6 +320,21 @@ pub(crate) struct Order {
     /// It releases what came before it without a fence.
     pub(crate) is_release: bool,
     pub(crate) scope: Scope,
+    /// It reads through a cache that does not see what the kernel writes.
+    pub(crate) is_noncoherent: bool,
+    /// What it does to an `mbarrier`.
+    pub(crate) object: ObjectUse,
+}
+
+/// What an access does to an `mbarrier`, an object in shared memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ObjectUse {
+    /// It accesses bytes.
+    #[default]
+    None,
+    Begin,
+    End,
+    Use,
 }
 
 impl Order {
@@ -404,6 +419,10 @@ pub(crate) struct Routine {
     pub(crate) cleared: Box<[u32]>,
     pub(crate) parameters: Box<[Location]>,
     pub(crate) results: Box<[Location]>,
+    /// The bytes of the parameters and of the results.
+    pub(crate) sizes: [Box<[u64]>; 2],
+    /// The places of the variables in the frame, in rising order.
+    pub(crate) variables: Box<[Range<u64>]>,
 }
 
 #[derive(Debug)]
@@ -578,6 +597,11 @@ const SPECIALS: [(&str, Special); 46] = [
 
 impl Special {
     pub(crate) fn of(name: &str) -> Option<Self> {
+        // Of performance, which nobody measures: `%pm0` to `%pm7`, `%pm0_64` to `%pm7_64`.
+        let counter = name.strip_prefix("%pm").map(|number| number.strip_suffix("_64").unwrap_or(number));
+        if matches!(counter.map(str::as_bytes), Some([b'0'..=b'7'])) {
+            return Some(Self::Zero);
+        }
         SPECIALS.iter().find(|(known, _)| *known == name).map(|(_, special)| *special)
     }
 }
@@ -617,6 +641,8 @@ pub(crate) struct Program {
     /// The alignment of the dynamic shared memory.
     pub(crate) dynamic_align: u64,
     pub(crate) sites: u32,
+    /// The module's variables in constant memory, by their numbers, and their bytes.
+    pub(crate) read_only: Box<[(u32, u64)]>,
     /// The lines of the sources, by the first step that each is for: the step, the file and the line.
     pub(crate) source_lines: Vec<(u32, Option<(SourceFile, u32)>)>,
     /// The names of the files.

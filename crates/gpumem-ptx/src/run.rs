@@ -70,6 +70,8 @@ pub(crate) struct Run<'r> {
     pub(crate) program: &'r Program,
     pub(crate) launch: Launch<'r>,
     pub(crate) constants: Vec<Lanes>,
+    /// The constant memory of the module, in rising order.
+    read_only: Vec<Range<u64>>,
     /// The places of the variables in shared memory, the dynamic one behind the others.
     pub(crate) shared: Vec<Range<u64>>,
     pub(crate) steps: u64,
@@ -151,9 +153,16 @@ impl<'r> Run<'r> {
             };
             [value; LANES]
         });
+        let read_only = program.read_only.iter().filter_map(|(variable, size_bytes)| {
+            let start = *launch.variables.get(*variable as usize)?;
+            Some(start..start.saturating_add(*size_bytes)).filter(|range| start > 0 && !range.is_empty())
+        });
+        let mut read_only: Vec<Range<u64>> = read_only.collect();
+        read_only.sort_unstable_by_key(|range| range.start);
         Self {
             program,
             launch,
+            read_only,
             constants: constants.collect(),
             shared,
             steps: 0,

@@ -88,6 +88,26 @@ impl Type {
         (declared == Self::Pred) == (self == Self::Pred)
             && declared.bytes() == self.bytes()
             && !(declared.is_float() && self.is_integer() || declared.is_integer() && self.is_float())
+            && (self == declared || !self.is_pair() || declared.is_bits())
+    }
+
+    /// True for two numbers in one register.
+    pub(crate) fn is_pair(self) -> bool {
+        matches!(self, Self::U16x2 | Self::S16x2 | Self::F16x2 | Self::Bf16x2)
+    }
+
+    /// True if the low part of a register of the type `declared` may hold a value of this type. A fraction has all bits of a register for
+    /// fractions.
+    pub(crate) fn is_in_register(self, declared: Self) -> bool {
+        (declared == Self::Pred) == (self == Self::Pred)
+            && declared.bytes() >= self.bytes()
+            && !(declared.is_float() && self.is_integer() || declared.is_integer() && self.is_float())
+            && !(declared.is_float() && self.is_float() && declared.bytes() != self.bytes())
+    }
+
+    /// True for bits without a meaning.
+    pub(crate) fn is_bits(self) -> bool {
+        matches!(self, Self::B8 | Self::B16 | Self::B32 | Self::B64 | Self::B128)
     }
 
     /// True for numbers with a fraction, packed pairs not included.
@@ -167,9 +187,45 @@ pub(crate) struct VariableType {
 }
 
 impl Variable {
+    pub(crate) fn shape(&self) -> Shape {
+        let is_array = self.index_bytes.is_some() || self.size_bytes != self.element.bytes().into();
+        let (element, size_bytes) = (self.element, self.size_bytes);
+        Shape { element, size_bytes, align_bytes: is_array.then_some(self.align_bytes) }
+    }
+
     /// The distance of an element from the beginning.
     pub(crate) fn at(&self, index: Option<u64>) -> Option<i64> {
         index?.checked_mul(self.index_bytes?)?.try_into().ok()
+    }
+}
+
+/// What an argument, a parameter or a result holds: a number, or an array.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    element: Type,
+    size_bytes: u64,
+    /// Of an array.
+    align_bytes: Option<u64>,
+}
+
+impl Shape {
+    pub(crate) fn of_type(element: Type) -> Self {
+        Self { element, size_bytes: element.bytes().into(), align_bytes: None }
+    }
+
+    pub(crate) fn element(self) -> Type {
+        self.element
+    }
+
+    pub(crate) fn bytes(self) -> u64 {
+        self.size_bytes
+    }
+
+    /// True if one may be passed as the other.
+    pub(crate) fn fits(self, other: Self) -> bool {
+        self.size_bytes == other.size_bytes
+            && self.align_bytes == other.align_bytes
+            && (self.align_bytes.is_some() || self.element.is_of_register(other.element))
     }
 }
 
@@ -222,12 +278,30 @@ pub(crate) struct Function<'t> {
 }
 
 impl Function<'_> {
-    /// The type of a parameter or result.
-    pub(crate) fn type_of(&self, formal: Formal) -> Option<Type> {
+    /// The bytes of all parameters.
+    pub(crate) fn parameter_bytes(&self) -> u64 {
+        let shapes = self.parameters.iter().filter_map(|formal| self.shape_of(*formal));
+        shapes.fold(0, |sum, shape| sum.saturating_add(shape.size_bytes))
+    }
+
+    /// What a parameter or result holds.
+    pub(crate) fn shape_of(&self, formal: Formal) -> Option<Shape> {
         match formal {
-            Formal::Register(register) => self.registers.get(register as usize).copied(),
-            Formal::Variable(variable) => Some(self.variables.get(variable as usize)?.element),
+            Formal::Register(register) => Some(Shape::of_type(*self.registers.get(register as usize)?)),
+            Formal::Variable(variable) => Some(self.variables.get(variable as usize)?.shape()),
         }
+    }
+
+    /// True if the parameters and results are as many as those of another function, and alike.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let alike = |mine: &[Formal], theirs: &[Formal]| {
+            mine.len() == theirs.len()
+                && mine.iter().zip(theirs).all(|(mine, theirs)| {
+                    let shapes = self.shape_of(*mine).zip(other.shape_of(*theirs));
+                    shapes.is_some_and(|(mine, theirs)| mine.fits(theirs))
+                })
+        };
+        alike(&self.parameters, &other.parameters) && alike(&self.results, &other.results)
     }
 }
 
@@ -235,7 +309,9 @@ impl Function<'_> {
 pub(crate) enum Statement<'t> {
     /// A label in a scope.
     Label(&'t str, u32, Place),
-    /// A label of a list of labels.
+    /// A label of what a pointer to a function points to.
+    Prototype(&'t str, u32, Box<Function<'t>>),
+    /// A label of a list of labels, or of functions.
     Targets(&'t str, u32, Vec<&'t str>),
     Instruction(Instruction<'t>),
 }

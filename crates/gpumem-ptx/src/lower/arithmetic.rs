@@ -1,7 +1,8 @@
 //! Arithmetic, logic, comparisons, moves and conversions.
 
 use super::modifiers::Modifiers;
-use super::{Lower, Result};
+use super::{Lower, Result, is_of_special};
+use crate::error::short;
 use crate::number::compare::{self, property};
 use crate::number::convert;
 use crate::number::eight::Eight;
@@ -45,13 +46,14 @@ impl<'s, 't> Lower<'s, 't> {
                 modifiers.types();
                 modifiers.finish()?;
                 let function = alu!(|mask: u32, base: u32, n: i32| nth_set(mask, base, n));
-                self.apply(instruction, function, [Type::B32; 3], Type::B32)?;
+                self.apply(instruction, function, [Type::B32, Type::B32, Type::S32], Type::B32)?;
             }
             "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vabsdiff2" | "vabsdiff4" | "vavrg2" | "vavrg4"
             | "vmin2" | "vmin4" | "vmax2" | "vmax4" => self.video(instruction, &mut modifiers)?,
             // What caches prefer to keep changes no value.
             "createpolicy" => {
-                let to = self.target(self.operand(instruction, 0)?, Type::B64)?;
+                let to = self.target(self.operand(instruction, 0)?, Type::U64)?;
+                self.check_policy(instruction, &mut modifiers)?;
                 let none = self.bits(0);
                 self.push(Op::Alu { function: Alu::One(|a| *a), to, inputs: [none; 3] });
             }
@@ -141,6 +143,8 @@ impl<'s, 't> Lower<'s, 't> {
         let wide = if of.bytes() == 2 { Type::B32 } else { Type::B64 };
         let types = match name {
             "shl" | "shr" => [of, Type::U32, of],
+            "shf" => [of, of, Type::U32],
+            "bmsk" => [Type::U32; 3],
             "selp" => [of, of, Type::Pred],
             "bfe" => [of, Type::U32, Type::U32],
             "mad" if full == "mad.wide" => [of, of, wide],
@@ -238,6 +242,7 @@ impl<'s, 't> Lower<'s, 't> {
         which: Option<Type>,
         is_flushing: bool,
     ) -> Result<()> {
+        let by = which.unwrap_or(of);
         let name = match which {
             Some(Type::S32) => "slct",
             // A tiny number that is flushed keeps its sign, which does not matter for zero.
@@ -246,7 +251,7 @@ impl<'s, 't> Lower<'s, 't> {
             _ => return Err(self.unknown(instruction)),
         };
         let function = integer::choose(name, bits_of(of)).ok_or_else(|| self.unknown(instruction))?;
-        self.apply(instruction, function, [of, of, Type::B32], of)
+        self.apply(instruction, function, [of, of, by], of)
     }
 
     /// Instructions on two or four numbers in a register, of which all are combined.
@@ -254,17 +259,27 @@ impl<'s, 't> Lower<'s, 't> {
         let types = modifiers.types();
         let (is_clamped, is_summed) = (modifiers.take("sat"), modifiers.take("add"));
         modifiers.finish()?;
-        let is_signed = match types[..] {
-            [Type::U32, Type::U32, Type::U32] => false,
-            [Type::S32, Type::S32, Type::S32] => true,
+        let are_signed = match types[..] {
+            [to @ (Type::U32 | Type::S32), a @ (Type::U32 | Type::S32), b @ (Type::U32 | Type::S32)] => {
+                [to, a, b].map(Type::is_signed)
+            }
             _ => return Err(modifiers.unknown()),
         };
-        let function = packed::video(modifiers.name, is_signed, is_clamped);
+        let is_signed = are_signed[0];
+        // What is summed of numbers with different signs is known for none.
+        if is_summed && are_signed != [is_signed; 3] {
+            return Err(modifiers.unknown());
+        }
+        let function = packed::video(modifiers.name, are_signed, is_clamped);
         let function = function.ok_or_else(|| modifiers.unknown())?;
-        let to = self.target(self.operand(instruction, 0)?, Type::B32)?;
+        let to = self.target(self.operand(instruction, 0)?, Type::U32)?;
         let mut inputs = [self.bits(0); 3];
         for (index, input) in inputs.iter_mut().enumerate() {
-            *input = self.value(self.operand(instruction, index + 1)?, Type::B32)?;
+            let operand = self.operand(instruction, index + 1)?;
+            if matches!(operand, Operand::Integer(_)) {
+                return Err(self.wrong("a register is expected"));
+            }
+            *input = self.value(operand, Type::U32)?;
         }
         if !is_summed {
             self.push(Op::Alu { function, to, inputs });
@@ -359,7 +374,13 @@ impl<'s, 't> Lower<'s, 't> {
         }
         match (first, second) {
             (Operand::Vector(parts), _) => {
-                let input = self.value(second, of)?;
+                if !of.is_bits() {
+                    return Err(self.wrong("the parts of a register are bits"));
+                }
+                if parts.iter().all(|part| *part == Operand::Sink) {
+                    return Err(self.wrong("all targets are left out"));
+                }
+                let input = self.named_value(second, of)?;
                 let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
                 // A part may be the register that is split.
                 let input = Slot::Register(self.copy_of(input));
@@ -373,11 +394,17 @@ impl<'s, 't> Lower<'s, 't> {
                 }
             }
             (_, Operand::Vector(parts)) => {
+                if !of.is_bits() {
+                    return Err(self.wrong("the parts of a register are bits"));
+                }
                 let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
                 let part_type = bits_of_bytes(width);
                 let mut all = self.bits(0);
                 for (index, part) in parts.iter().enumerate() {
-                    let part = self.value(part, part_type)?;
+                    let part = match part {
+                        Operand::Special(_) => self.named_value(part, part_type)?,
+                        _ => self.value(part, part_type)?,
+                    };
                     let part = self.step(convert::narrowed(width), part);
                     let by = self.bits(8 * u64::from(width) * index as u64);
                     let joined = self.temporary();
@@ -388,7 +415,11 @@ impl<'s, 't> Lower<'s, 't> {
                 let to = self.target(first, of)?;
                 self.chain(Vec::new(), all, to);
             }
-            _ => self.apply(instruction, Alu::One(|a| *a), [of; 3], of)?,
+            _ => {
+                let input = self.named_value(second, of)?;
+                let to = self.target(first, of)?;
+                self.chain(Vec::new(), input, to);
+            }
         }
         Ok(())
     }
@@ -401,7 +432,7 @@ impl<'s, 't> Lower<'s, 't> {
         match from {
             Operand::Special(name) => {
                 for element in ["x", "y", "z", "w"] {
-                    inputs.push(self.read_special(&format!("{name}.{element}"))?);
+                    inputs.push(self.read_special(&format!("{name}.{element}"), Some(of))?);
                 }
             }
             other => {
@@ -416,7 +447,7 @@ impl<'s, 't> Lower<'s, 't> {
         // A target may be an element that is read later.
         let copies: Vec<Slot> = inputs.into_iter().map(|input| Slot::Register(self.copy_of(input))).collect();
         for (to, from) in to.iter().zip(copies) {
-            let to = self.target(to, of)?;
+            let to = self.target_or_none(to, of)?;
             self.chain(Vec::new(), from, to);
         }
         Ok(())
@@ -426,14 +457,17 @@ impl<'s, 't> Lower<'s, 't> {
         let types = modifiers.types();
         if modifiers.take("pack") {
             let is_saturating = modifiers.take("sat");
+            let few = modifiers.take_one(&["u4", "s4", "u2", "s2"]);
             modifiers.finish()?;
             let function = match types[..] {
+                [Type::S32, Type::B32] => few.and_then(packed::clamped_few),
+                _ if few.is_some() => None,
                 [to @ (Type::U16 | Type::S16), Type::S32] => packed::clamped(to),
                 [to @ (Type::U8 | Type::S8), Type::S32, Type::B32] => packed::clamped(to),
                 _ => None,
             };
             let function = function.filter(|_| is_saturating).ok_or_else(|| modifiers.unknown())?;
-            return self.apply(instruction, function, [Type::B32; 3], Type::B32);
+            return self.apply(instruction, function, [Type::S32, Type::S32, Type::B32], Type::U32);
         }
         if let Some(kind) = modifiers.take_one(&["e4m3x2", "e5m2x2", "tf32"]) {
             return self.convert_narrow(instruction, modifiers, kind, &types);
@@ -441,20 +475,19 @@ impl<'s, 't> Lower<'s, 't> {
         let is_flushing = modifiers.take("ftz");
         let is_saturating = modifiers.take("sat");
         let is_positive = modifiers.take("relu");
+        let is_finite = modifiers.take("satfinite");
         let rounding = modifiers.rounding();
         modifiers.finish()?;
         let &[to_type, from_type] = &types[..] else { return Err(self.unknown(instruction)) };
-        let to = self.wide_target(self.operand(instruction, 0)?)?;
+        let to = self.wide_target(self.operand(instruction, 0)?, to_type)?;
         let width = self.register_type(to).bytes();
-        if width < to_type.bytes() || self.register_type(to) == Type::Pred {
-            return Err(self.wrong("the target has another type"));
+        let mut behind = Vec::new();
+        for (name, is_wanted) in [(".satfinite", is_finite), (".relu", is_positive)] {
+            if is_wanted {
+                let function = half::choose(name, to_type).filter(|_| from_type == Type::F32);
+                behind.push(function.ok_or_else(|| self.unknown(instruction))?);
+            }
         }
-        let positive = if is_positive {
-            let positive = half::choose(".relu", to_type).filter(|_| from_type == Type::F32);
-            Some(positive.ok_or_else(|| self.unknown(instruction))?)
-        } else {
-            None
-        };
         if is_half_pair(to_type) {
             let function = rounding.and_then(|rounding| convert::pair(to_type, rounding));
             let function = function.ok_or_else(|| self.unknown(instruction))?;
@@ -464,13 +497,23 @@ impl<'s, 't> Lower<'s, 't> {
             let (to, inputs) = self.inputs(instruction, function, [Type::F32; 3], to_type)?;
             let pair = self.temporary();
             self.push(Op::Alu { function, to: pair, inputs });
-            self.chain(positive.into_iter().collect(), Slot::Register(pair), to);
+            self.chain(behind, Slot::Register(pair), to);
             return Ok(());
         }
         if instruction.operands.len() != 2 {
             return Err(self.wrong("2 operands are expected"));
         }
-        let mut input = self.wide_value(self.operand(instruction, 1)?, from_type)?;
+        let mut input = match self.operand(instruction, 1)? {
+            Operand::Special(name) if to_type.is_integer() => {
+                let is_wide = is_of_special(name, Type::U64);
+                let of = if is_wide { Type::U64 } else { Type::U32 };
+                if from_type.bytes() > of.bytes() || !from_type.is_integer() {
+                    return Err(self.wrong(format!("`{}` is no value of this type", short(name))));
+                }
+                self.read_special(name, Some(of))?
+            }
+            operand => self.wide_value(operand, from_type)?,
+        };
         if is_flushing && from_type == Type::F32 {
             input = self.step(alu!(|a: f32| float::nan_32(float::flushed(a))), input);
         }
@@ -479,7 +522,7 @@ impl<'s, 't> Lower<'s, 't> {
         if is_flushing && to_type == Type::F32 {
             chain.push(FLUSH_32);
         }
-        chain.extend(positive);
+        chain.extend(behind);
         if to_type.is_signed() && width > to_type.bytes() {
             let narrow = self.temporary();
             self.chain(chain, input, narrow);
@@ -647,7 +690,7 @@ impl<'s, 't> Lower<'s, 't> {
                 }
             }
             other => {
-                let to = self.target(other, Type::Pred)?;
+                let to = self.target_or_none(other, Type::Pred)?;
                 // The result is computed where it is wanted, if nothing else reads it.
                 match (self.program.steps.last_mut(), first) {
                     (Some(step), Slot::Register(register)) if register + 1 == self.registers => {
@@ -693,16 +736,44 @@ impl<'s, 't> Lower<'s, 't> {
 
     fn logic(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         modifiers.types();
+        let combination = modifiers.take_one(&["and", "or"]);
         modifiers.finish()?;
         let Operand::Integer(table) = *self.operand(instruction, 4)? else {
             return Err(self.wrong("the table is no integer"));
         };
-        let to = self.target(self.operand(instruction, 0)?, Type::B32)?;
+        let target = self.operand(instruction, 0)?;
+        let (to, is_set) = match (target, combination) {
+            (Operand::Pair(to, Some(is_set)), Some(_)) => (*to, Some(*is_set)),
+            (_, Some(_)) => return Err(self.wrong("the instruction has a predicate as a second target")),
+            _ => (Some(self.target(target, Type::B32)?), None),
+        };
+        if to.is_some_and(|to| !Type::B32.is_of_register(self.register_type(to)))
+            || is_set.is_some_and(|is_set| self.register_type(is_set) != Type::Pred)
+        {
+            return Err(self.wrong("the target has another type"));
+        }
         let mut inputs = [self.bits(0); 3];
         for (index, input) in inputs.iter_mut().enumerate() {
             *input = self.value(self.operand(instruction, index + 1)?, Type::B32)?;
         }
-        self.push(Op::Logic { to, inputs, table: table as u32 });
+        let table = table as u32;
+        let (Some(is_set), Some(combination)) = (is_set, combination) else {
+            let to = to.unwrap_or_else(|| self.temporary());
+            self.push(Op::Logic { to, inputs, table });
+            return Ok(());
+        };
+        let predicate = self.value(self.operand(instruction, 5)?, Type::Pred)?;
+        let found = self.temporary();
+        self.push(Op::Logic { to: found, inputs, table });
+        let function = match combination {
+            "and" => alu!(|found: u32, predicate: bool| found != 0 && predicate),
+            _ => alu!(|found: u32, predicate: bool| found != 0 || predicate),
+        };
+        let found = Slot::Register(found);
+        self.push(Op::Alu { function, to: is_set, inputs: [found, predicate, predicate] });
+        if let Some(to) = to {
+            self.chain(Vec::new(), found, to);
+        }
         Ok(())
     }
 
@@ -756,7 +827,37 @@ impl<'s, 't> Lower<'s, 't> {
             [Type::S32, Type::S32] => sums!(i8, i8, i16),
             _ => return Err(modifiers.unknown()),
         };
-        self.apply(instruction, function, [Type::B32; 3], Type::B32)
+        self.apply(instruction, function, [Type::U32; 3], Type::U32)
+    }
+
+    /// The operands of a `createpolicy` behind its target.
+    fn check_policy(
+        &mut self,
+        instruction: &'s Instruction<'t>,
+        modifiers: &mut Modifiers<'s, 't>,
+    ) -> Result<()> {
+        let operands = &instruction.operands[1..];
+        match (modifiers.take_one(&["fractional", "range", "cvt"]), operands) {
+            (Some("fractional"), []) => Ok(()),
+            (Some("fractional"), [part]) => {
+                let is_part = match part {
+                    Operand::Single(bits) => (0.0..=1.0).contains(&f32::from_bits(*bits)),
+                    Operand::Double(bits) => (0.0..=1.0).contains(&f64::from_bits(*bits)),
+                    _ => true,
+                };
+                self.value(part, Type::F32)?;
+                if is_part { Ok(()) } else { Err(self.wrong("a part is from 0 to 1")) }
+            }
+            (Some("range"), [address, first, all]) => {
+                let space = modifiers.space();
+                self.access(address, space, Type::B8, 1)?;
+                self.value(first, Type::U32)?;
+                self.value(all, Type::U32)?;
+                Ok(())
+            }
+            (Some("cvt"), [policy]) => self.value(policy, Type::U64).map(|_| ()),
+            _ => Err(self.wrong("the instruction has another number of operands")),
+        }
     }
 
     /// The register of the carry.

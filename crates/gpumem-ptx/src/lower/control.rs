@@ -2,12 +2,12 @@
 
 use super::modifiers::Modifiers;
 use super::{Jump, Lower, Result};
-use crate::error::short;
+use crate::error::{PtxError, short};
 use crate::number::LANES;
 use crate::program::{
     Access, Assertion, BARRIERS, Barrier, BarrierKind, Call, Callee, Location, Op, Passed, Slot, Vote,
 };
-use crate::syntax::{Formal, Function, Instruction, Operand, Space, Type};
+use crate::syntax::{Formal, Function, Instruction, Operand, Shape, Space, Type};
 
 impl<'s, 't> Lower<'s, 't> {
     /// Returns false for an instruction of another kind.
@@ -49,7 +49,24 @@ impl<'s, 't> Lower<'s, 't> {
             }
             "exit" => self.push(Op::Exit),
             "trap" | "brkpt" => self.push(Op::Trap),
-            "nanosleep" | "pmevent" | "griddepcontrol" | "setmaxnreg" => {}
+            "griddepcontrol" => {}
+            "nanosleep" => {
+                self.value(self.operand(instruction, 0)?, Type::U32)?;
+            }
+            "pmevent" => {
+                let end = if modifiers.take("mask") { 1 << 16 } else { 16 };
+                if !matches!(self.operand(instruction, 0)?, Operand::Integer(event) if *event < end) {
+                    return Err(self.wrong(format!("a number below {end} is expected")));
+                }
+            }
+            "setmaxnreg" => {
+                let is_count = |count: u64| (24..=256).contains(&count) && count.is_multiple_of(8);
+                if !matches!(self.operand(instruction, 0)?, Operand::Integer(count) if is_count(*count)) {
+                    return Err(
+                        self.wrong("a number of registers is expected, a multiple of 8 from 24 to 256")
+                    );
+                }
+            }
             "bar" | "barrier" => self.barrier(instruction, &mut modifiers)?,
             _ => return Ok(false),
         }
@@ -88,11 +105,11 @@ impl<'s, 't> Lower<'s, 't> {
         if operands.next().is_some() || listed.is_some() && matches!(function, Operand::Symbol(..)) {
             return Err(self.wrong("the call has too many operands"));
         }
-        match listed {
-            None => {}
-            Some(Operand::Symbol(name, 0)) => self.listed(instruction, name)?,
-            Some(_) => return Err(self.wrong("the name of a prototype is expected")),
-        }
+        let prototype = match listed {
+            None if matches!(function, Operand::Symbol(..)) => None,
+            Some(Operand::Symbol(name, 0)) => Some(self.prototype(instruction, name)?),
+            _ => return Err(self.wrong("the name of a prototype is expected")),
+        };
         let (target, formals) = match function {
             Operand::Symbol(name, 0) => {
                 let number = self.names.function(self.current().unit, name);
@@ -104,9 +121,12 @@ impl<'s, 't> Lower<'s, 't> {
                 }
                 (Callee::Routine(number as u32), Some(function))
             }
-            other => (Callee::Register(self.value(other, Type::B64)?), None),
+            Operand::Register(register) if self.register_type(*register).bytes() == 4 => {
+                return Err(PtxError::unsupported(self.place, "a pointer to a function of 32 bits"));
+            }
+            other => (Callee::Register(self.value(other, Type::U64)?), prototype),
         };
-        if let Some(external) = formals.filter(|function| function.body.is_none())
+        if let Some(external) = formals.filter(|function| prototype.is_none() && function.body.is_none())
             && self.call_of_driver(external.name, arguments, results)?
         {
             return Ok(());
@@ -116,6 +136,7 @@ impl<'s, 't> Lower<'s, 't> {
         {
             return Err(self.wrong("the function has another number of parameters"));
         }
+        let formals_of = formals;
         let target = match target {
             Callee::Routine(number) => Callee::Routine(self.routine_of(number as usize)),
             Callee::Register(slot) => {
@@ -123,38 +144,75 @@ impl<'s, 't> Lower<'s, 't> {
                 Callee::Register(slot)
             }
         };
-        type Formals<'s, 't> = Option<(&'s Function<'t>, &'s [Formal])>;
-        let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Formals<'s, 't>| {
-            operands
-                .iter()
-                .enumerate()
-                .map(|(number, operand)| {
-                    let (from, size_bytes) = match operand {
-                        Operand::Variable(variable, 0) => {
-                            let declared = &lower.current().variables[*variable as usize];
-                            if !matches!(declared.space, Space::Param) {
-                                return Err(lower.wrong("an argument is no parameter"));
-                            }
-                            (Location::Frame(lower.frame_offset(*variable)?), declared.size_bytes as u32)
-                        }
-                        other => {
-                            let formal = formals.and_then(|(of, formals)| of.type_of(*formals.get(number)?));
-                            let of = match other {
-                                Operand::Register(register) => lower.register_type(*register),
-                                _ => formal.unwrap_or(Type::B64),
-                            };
-                            (Location::Slot(lower.value(other, of)?), of.bytes())
-                        }
-                    };
-                    Ok(Passed { from, size_bytes })
-                })
-                .collect::<Result<Box<[_]>>>()
+        let shape = |formals: Option<&[Formal]>, number: usize| formals_of?.shape_of(*formals?.get(number)?);
+        let passed = |lower: &mut Self, operands: &'s [Operand<'t>], formals: Option<&[Formal]>| {
+            let operands = operands.iter().enumerate();
+            let passed = operands.map(|(number, operand)| lower.passed(operand, shape(formals, number)));
+            passed.collect::<Result<Box<[_]>>>()
         };
-        let arguments =
-            passed(self, arguments, formals.map(|function| (function, &function.parameters[..])))?;
-        let results = passed(self, results, formals.map(|function| (function, &function.results[..])))?;
+        let arguments = passed(self, arguments, formals_of.map(|function| &function.parameters[..]))?;
+        let results = passed(self, results, formals_of.map(|function| &function.results[..]))?;
         self.push(Op::Call(Box::new(Call { target, arguments, results })));
         Ok(())
+    }
+
+    /// What a pointer to a function points to: the prototype, or the first function of a list.
+    fn prototype(&self, instruction: &Instruction<'t>, name: &'t str) -> Result<&'s Function<'t>> {
+        if let Some(prototype) = self.find(&self.prototypes, name, instruction.scope) {
+            return Ok(prototype);
+        }
+        self.listed(instruction, name)?;
+        let list = self.find(&self.lists, name, instruction.scope).copied().unwrap_or_default();
+        let function = |name| self.names.function(self.current().unit, name);
+        let functions = list.iter().map(|name| Some(&self.source.functions[function(name)?]));
+        let functions: Option<Vec<_>> = functions.collect();
+        let functions = functions.filter(|all| all.iter().all(|function| !function.is_entry));
+        functions
+            .and_then(|functions| functions.first().copied())
+            .ok_or_else(|| self.wrong(format!("`{}` is no list of functions", short(name))))
+    }
+
+    /// An argument or the place of a result, for a parameter or result of this shape.
+    fn passed(&mut self, operand: &'s Operand<'t>, formal: Option<Shape>) -> Result<Passed> {
+        let shape = match operand {
+            Operand::Variable(variable, 0) => {
+                let declared = &self.current().variables[*variable as usize];
+                if declared.space != Space::Param {
+                    return Err(self.wrong("an argument is no parameter"));
+                }
+                Some(declared.shape())
+            }
+            Operand::Register(register) => Some(Shape::of_type(self.register_type(*register))),
+            _ => None,
+        };
+        let fits = shape.zip(formal).is_none_or(|(shape, formal)| shape.fits(formal));
+        if !fits {
+            return Err(self.wrong("an argument or result is no value of its parameter"));
+        }
+        let (from, size_bytes) = match operand {
+            Operand::Variable(variable, 0) => {
+                let current = self.current();
+                let mut formals = current.parameters.iter().chain(&current.results);
+                if formals.any(|formal| matches!(formal, Formal::Variable(number) if number == variable)) {
+                    return Err(self.wrong("a parameter or result of the function is passed on"));
+                }
+                let size_bytes = current.variables[*variable as usize].size_bytes as u32;
+                (Location::Frame(self.frame_offset(*variable)?), size_bytes)
+            }
+            Operand::Sink => {
+                let bytes = formal.map_or(8, Shape::bytes);
+                (Location::Slot(Slot::Register(self.temporary())), bytes.min(8) as u32)
+            }
+            other => {
+                let of = match (other, formal) {
+                    (Operand::Register(register), _) => self.register_type(*register),
+                    (_, Some(formal)) => formal.element(),
+                    _ => Type::B64,
+                };
+                (Location::Slot(self.value(other, of)?), of.bytes())
+            }
+        };
+        Ok(Passed { from, size_bytes })
     }
 
     /// A call of a function that the driver has: `vprintf` and `__assertfail`. Returns false for another one.
@@ -210,7 +268,7 @@ impl<'s, 't> Lower<'s, 't> {
                 return Err(modifiers.unknown());
             }
             modifiers.finish()?;
-            let mask = self.value(self.operand(instruction, 0)?, Type::B32)?;
+            let mask = self.value(self.operand(instruction, 0)?, Type::U32)?;
             self.push(Op::WarpBarrier { mask });
             return Ok(());
         }

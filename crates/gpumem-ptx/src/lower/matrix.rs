@@ -2,6 +2,7 @@
 
 use super::modifiers::Modifiers;
 use super::{Lower, Result};
+use crate::error::PtxError;
 use crate::number::alu;
 use crate::number::matrix::{Element, Fragment, Product, Role};
 use crate::program::{Access, Lines, Matrix, Memory, Op, SHARED_WINDOW, Slot};
@@ -50,7 +51,10 @@ impl<'s, 't> Lower<'s, 't> {
         let (first, second) = (self.operand(instruction, 0)?, self.operand(instruction, 1)?);
         let count = match (modifiers.name, count) {
             ("movmatrix", None) if is_transposed => {
-                let (input, to) = (self.value(second, Type::B32)?, self.target(first, Type::B32)?);
+                if !matches!(second, Operand::Register(_)) {
+                    return Err(self.wrong("a register is expected"));
+                }
+                let (input, to) = (self.value(second, Type::U32)?, self.target(first, Type::U32)?);
                 return Ok(Matrix::Transpose { to, input });
             }
             ("ldmatrix" | "stmatrix", Some("x1")) => 1,
@@ -59,7 +63,7 @@ impl<'s, 't> Lower<'s, 't> {
             _ => return Err(modifiers.unknown()),
         };
         Ok(if modifiers.name == "ldmatrix" {
-            let to = self.targets(first, count)?;
+            let to = self.targets(first, Type::B32, count)?;
             let from = self.row_access(second, is_generic)?;
             Matrix::LoadRows { to, from, is_transposed }
         } else {
@@ -75,6 +79,19 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(Access { count: 2, ..access })
     }
 
+    /// NVIDIA's assembler takes a narrow register for the address of a matrix, a barrier or a copy.
+    pub(super) fn check_wide(&self, operand: &Operand<'t>) -> Result<()> {
+        match operand {
+            Operand::Address(base, _) => match **base {
+                Operand::Register(register) if matches!(self.register_type(register).bytes(), 2 | 4) => {
+                    Err(PtxError::unsupported(self.place, "a generic address of less than 64 bits"))
+                }
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
     /// An access that must be one to shared memory, although its address may be generic.
     pub(super) fn shared_access(
         &mut self,
@@ -85,6 +102,7 @@ impl<'s, 't> Lower<'s, 't> {
         if !is_generic {
             return self.access(operand, Space::Shared, element, 1);
         }
+        self.check_wide(operand)?;
         let access = self.access(operand, Space::Generic, element, 1)?;
         let at = self.step(alu!(|a: u64| a.wrapping_sub(SHARED_WINDOW)), access.at);
         Ok(Access { space: Memory::Shared, at, ..access })
@@ -140,7 +158,11 @@ impl<'s, 't> Lower<'s, 't> {
 
     /// The operands of a product, whose registers must be as many as the fragments have.
     fn product(&mut self, instruction: &'s Instruction<'t>, product: Product) -> Result<Matrix> {
-        let to = self.targets(self.operand(instruction, 0)?, product.d.registers)?;
+        if instruction.operands.len() != 4 {
+            return Err(self.wrong("4 operands are expected"));
+        }
+        let of = register_of(product.d.element);
+        let to = self.targets(self.operand(instruction, 0)?, of, product.d.registers)?;
         let mut values = |index: usize, fragment: &Fragment| {
             let operand = self.operand(instruction, index)?;
             self.values(operand, register_of(fragment.element), fragment.registers)
@@ -158,6 +180,9 @@ impl<'s, 't> Lower<'s, 't> {
         modifiers: &mut Modifiers<'s, 't>,
     ) -> Result<Matrix> {
         let is_load = modifiers.take("load");
+        if !matches!(instruction.operands.len(), 2 | 3) {
+            return Err(self.wrong("2 or 3 operands are expected"));
+        }
         if !is_load && !modifiers.take("store") {
             return Err(modifiers.unknown());
         }
@@ -203,7 +228,7 @@ impl<'s, 't> Lower<'s, 't> {
             _ => Type::B64,
         };
         Ok(if is_load {
-            let to = self.targets(registers, len)?;
+            let to = self.targets(registers, register_of(element), len)?;
             Matrix::Load { to, from: self.access(address, space, bytes, 1)?, fragment, lines }
         } else {
             let values = self.values(registers, register_of(element), len)?;
@@ -221,12 +246,12 @@ impl<'s, 't> Lower<'s, 't> {
         }
     }
 
-    fn targets(&mut self, operand: &'s Operand<'t>, count: usize) -> Result<Box<[u32]>> {
+    fn targets(&mut self, operand: &'s Operand<'t>, of: Type, count: usize) -> Result<Box<[u32]>> {
         let parts = self.parts(operand);
         if parts.len() != count {
             return Err(self.wrong(format!("{count} registers are expected")));
         }
-        parts.iter().map(|part| self.wide_target(part)).collect()
+        parts.iter().map(|part| self.target(part, of)).collect()
     }
 
     fn values(&mut self, operand: &'s Operand<'t>, of: Type, count: usize) -> Result<Box<[Slot]>> {

@@ -19,6 +19,12 @@ impl<'s, 't> Lower<'s, 't> {
         instruction: &'s Instruction<'t>,
         mut modifiers: Modifiers<'s, 't>,
     ) -> Result<bool> {
+        if matches!(modifiers.name, "ld" | "ldu" | "st" | "atom" | "red")
+            && instruction.opcode.split('.').any(|part| part == "L2::cache_hint")
+        {
+            let last = instruction.operands.len().saturating_sub(1);
+            self.value(self.operand(instruction, last)?, Type::U64)?;
+        }
         match modifiers.name {
             "ld" | "ldu" => self.load(instruction, &mut modifiers)?,
             "st" => self.store(instruction, &mut modifiers)?,
@@ -27,7 +33,9 @@ impl<'s, 't> Lower<'s, 't> {
             "isspacep" => self.is_space(instruction, &mut modifiers)?,
             "cp" => self.copy(instruction, &mut modifiers)?,
             // Hints.
-            "prefetch" | "prefetchu" | "discard" | "applypriority" => {}
+            "prefetch" | "prefetchu" | "discard" | "applypriority" => {
+                self.hint(instruction, &mut modifiers)?
+            }
             "membar" | "fence" => {
                 if let Some(order) = Self::fence(&mut modifiers)? {
                     self.push(Op::Fence(order));
@@ -64,6 +72,7 @@ impl<'s, 't> Lower<'s, 't> {
             is_acquire: semantics != Some("release"),
             is_release: semantics != Some("acquire"),
             scope: if matches!(scope, "cta" | "cluster") { Scope::Block } else { Scope::Device },
+            ..Order::default()
         }))
     }
 
@@ -93,7 +102,12 @@ impl<'s, 't> Lower<'s, 't> {
         if parts.len() != len || of == Type::Pred || of == Type::B128 {
             return Err(self.unknown(instruction));
         }
-        let mut from = self.access(self.operand(instruction, 1)?, space, of, len as u8)?;
+        if parts.iter().all(|part| *part == Operand::Sink) {
+            return Err(self.wrong("all targets are left out"));
+        }
+        let address = self.operand(instruction, 1)?;
+        let mut from = self.access(address, space, of, len as u8)?;
+        self.check_formal(address, false)?;
         from.order = order;
         let mut to = Vec::new();
         let mut extended = Vec::new();
@@ -102,11 +116,8 @@ impl<'s, 't> Lower<'s, 't> {
                 to.push(None);
                 continue;
             }
-            let register = self.wide_target(part)?;
+            let register = self.wide_target(part, of)?;
             let width = self.register_type(register).bytes();
-            if width < of.bytes() || self.register_type(register) == Type::Pred {
-                return Err(self.wrong("the target is too narrow"));
-            }
             to.push(Some(register));
             if of.is_signed() && width > of.bytes() {
                 extended.push((register, width));
@@ -140,7 +151,9 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(self.unknown(instruction));
         }
         let values = parts.iter().map(|part| self.wide_value(part, of)).collect::<Result<_>>()?;
-        let mut to = self.access(self.operand(instruction, 0)?, space, of, len as u8)?;
+        let address = self.operand(instruction, 0)?;
+        let mut to = self.access(address, space, of, len as u8)?;
+        self.check_formal(address, true)?;
         to.order = order;
         self.push(Op::Store { values, to });
         Ok(())
@@ -173,7 +186,7 @@ impl<'s, 't> Lower<'s, 't> {
         at.order = order;
         let to = match first {
             0 => None,
-            _ => Some(self.target(self.operand(instruction, 0)?, of)?),
+            _ => Some(self.target_or_none(self.operand(instruction, 0)?, of)?),
         };
         self.push(Op::Atomic { function, in_shared, to, at, inputs: [b, c] });
         Ok(())
@@ -227,7 +240,11 @@ impl<'s, 't> Lower<'s, 't> {
         let of = modifiers.one_type()?;
         modifiers.finish()?;
         let to = self.target(self.operand(instruction, 0)?, of)?;
-        let input = self.value(self.operand(instruction, 1)?, of)?;
+        let operand = self.operand(instruction, 1)?;
+        let input = if is_to { self.value(operand, of)? } else { self.named_value(operand, of)? };
+        if self.space_of(operand).is_some_and(|declared| declared != space) || self.is_function(operand) {
+            return Err(self.wrong("the address is one of another kind of memory"));
+        }
         if of.bytes() != 8 {
             return Err(self.unknown(instruction));
         }
@@ -254,7 +271,13 @@ impl<'s, 't> Lower<'s, 't> {
         let space = modifiers.space();
         modifiers.finish()?;
         let to = self.target(self.operand(instruction, 0)?, Type::Pred)?;
-        let input = self.value(self.operand(instruction, 1)?, Type::B64)?;
+        let operand = self.operand(instruction, 1)?;
+        // A narrow one is an address of no window.
+        let of = match operand {
+            Operand::Register(register) if self.register_type(*register).bytes() == 4 => Type::U32,
+            _ => Type::U64,
+        };
+        let input = self.value(operand, of)?;
         let function = match space {
             Space::Shared => alu!(|a: u64| is_in(a, SHARED_WINDOW)),
             Space::Local => alu!(|a: u64| is_in(a, LOCAL_WINDOW)),
@@ -269,13 +292,33 @@ impl<'s, 't> Lower<'s, 't> {
         Ok(())
     }
 
+    /// What caches prefer to keep. Nothing is accessed.
+    fn hint(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
+        let space = modifiers.space();
+        let is_space = match modifiers.name {
+            "prefetch" => !matches!(space, Space::Shared),
+            _ => matches!(space, Space::Global | Space::Generic),
+        };
+        if !is_space {
+            return Err(self.wrong("the instruction does not access this kind of memory"));
+        }
+        self.access(self.operand(instruction, 0)?, space, Type::B8, 1)?;
+        match instruction.operands.get(1) {
+            None | Some(Operand::Integer(128)) => Ok(()),
+            Some(_) => Err(self.wrong("the size is 128 bytes")),
+        }
+    }
+
     /// A copy to shared memory takes place at once, which is one of the times at which it may.
     fn copy(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
-        if !modifiers.take("async") {
+        if !modifiers.take("async") || modifiers.take("bulk") {
             return Err(self.unknown(instruction));
         }
         if let Some(what) = modifiers.take_one(&["commit_group", "wait_group", "wait_all"]) {
             modifiers.finish()?;
+            if instruction.operands.len() != usize::from(what == "wait_group") {
+                return Err(self.wrong("the instruction has another number of operands"));
+            }
             let op = match (what, instruction.operands.first()) {
                 ("commit_group", _) => Op::CommitCopies,
                 ("wait_all", _) => Op::WaitForCopies { pending: None },
@@ -291,23 +334,38 @@ impl<'s, 't> Lower<'s, 't> {
             return self.arrive_after_copies(instruction, modifiers);
         }
         let has_policy = modifiers.take("L2::cache_hint");
-        modifiers.take_order();
+        let level = modifiers.take_one(&["ca", "cg"]);
+        let Some(level) = level else { return Err(self.wrong("`cp.async` has one of `.ca` and `.cg`")) };
+        modifiers.take_one(&["L2::64B", "L2::128B", "L2::256B"]);
         let is_known = modifiers.take("shared") || modifiers.take("shared::cta");
         if !is_known || !modifiers.take("global") {
             return Err(self.unknown(instruction));
         }
         modifiers.finish()?;
         let size_bytes = match self.operand(instruction, 2)? {
-            Operand::Integer(size @ (4 | 8 | 16)) => *size as u32,
-            _ => return Err(self.unknown(instruction)),
+            Operand::Integer(16) => 16,
+            Operand::Integer(size @ (4 | 8)) if level == "ca" => *size as u32,
+            _ if level == "cg" => return Err(self.wrong("`cp.async.cg` copies 16 bytes")),
+            _ => return Err(self.wrong("`cp.async.ca` copies 4, 8 or 16 bytes")),
         };
         let end = instruction.operands.len() - usize::from(has_policy);
+        if !(3..=4).contains(&end) {
+            return Err(self.wrong("the instruction has another number of operands"));
+        }
+        if has_policy {
+            self.value(self.operand(instruction, end)?, Type::U64)?;
+        }
         let source_bytes = match instruction.operands.get(3) {
+            Some(Operand::Integer(bytes)) if end > 3 && *bytes > u64::from(size_bytes) => {
+                return Err(self.wrong(format!("{bytes} bytes are more than the {size_bytes} of the copy")));
+            }
             Some(operand) if end > 3 => Some(self.source_bytes(operand, size_bytes)?),
             _ => None,
         };
         let mut to = self.access(self.operand(instruction, 0)?, Space::Shared, Type::B8, 1)?;
-        let mut from = self.access(self.operand(instruction, 1)?, Space::Global, Type::B8, 1)?;
+        let source = self.operand(instruction, 1)?;
+        self.check_wide(source)?;
+        let mut from = self.access(source, Space::Global, Type::B8, 1)?;
         for access in [&mut to, &mut from] {
             *access = Access { bytes: 4.min(size_bytes) as u8, count: (size_bytes / 4) as u8, ..*access };
         }
@@ -345,6 +403,9 @@ impl<'s, 't> Lower<'s, 't> {
             return Err(modifiers.unknown());
         }
         modifiers.finish()?;
+        if instruction.operands.len() != 1 {
+            return Err(self.wrong("the instruction has another number of operands"));
+        }
         let mut at = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
         at.order = RELEASING;
         self.push(Op::WaitForCopies { pending: None });

@@ -2,7 +2,7 @@
 
 use crate::error::{PtxError, short};
 use crate::number::float::Rounding;
-use crate::program::{Order, Scope};
+use crate::program::{ObjectUse, Order, Scope};
 use crate::syntax::{Instruction, Space, Type};
 
 /// The name of an instruction, and its modifiers that are not taken yet.
@@ -78,8 +78,14 @@ impl<'s, 't> Modifiers<'s, 't> {
     pub(super) fn take_order(&mut self) -> Order {
         let has = |words: &[&str]| self.rest.iter().any(|part| words.contains(part));
         let scope = if has(&["cta", "cluster"]) { Scope::Block } else { Scope::Device };
-        let order =
-            Order { is_strong: has(&STRONG), is_acquire: has(&ACQUIRE), is_release: has(&RELEASE), scope };
+        let order = Order {
+            is_strong: has(&STRONG),
+            is_acquire: has(&ACQUIRE),
+            is_release: has(&RELEASE),
+            scope,
+            is_noncoherent: has(&["nc"]),
+            object: ObjectUse::None,
+        };
         self.rest.retain(|part| {
             !ORDER.contains(part) && !["L1::", "L2::", "level::"].iter().any(|level| part.starts_with(level))
         });

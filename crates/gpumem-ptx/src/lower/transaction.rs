@@ -6,7 +6,7 @@
 use super::modifiers::Modifiers;
 use super::{Lower, Result};
 use crate::number::alu;
-use crate::program::{Op, Order, Scope, Slot};
+use crate::program::{ObjectUse, Op, Order, Scope, Slot};
 use crate::syntax::{Instruction, Operand, Space, Type};
 
 impl<'s, 't> Lower<'s, 't> {
@@ -36,16 +36,18 @@ impl<'s, 't> Lower<'s, 't> {
         // The second name of `arrive.expect_tx`.
         let is_expecting = name == "expect_tx" || modifiers.take("expect_tx");
         let is_parity = modifiers.take("parity");
-        let _ = (modifiers.take("noComplete"), modifiers.take("b64"));
+        let is_incomplete = modifiers.take("noComplete");
+        modifiers.take("b64");
         modifiers.finish()?;
         match name {
             "pending_count" => {
                 let to = self.target(self.operand(instruction, 0)?, Type::U32)?;
-                let state = self.value(self.operand(instruction, 1)?, Type::B64)?;
+                let state = self.value(self.operand(instruction, 1)?, Type::U64)?;
                 self.push(Op::Alu { function: alu!(|word: u64| word & COUNT), to, inputs: [state; 3] });
             }
             "init" | "inval" => {
-                let to = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
+                let mut to = self.shared_access(self.operand(instruction, 0)?, is_generic, Type::B64)?;
+                to.order.object = if name == "init" { ObjectUse::Begin } else { ObjectUse::End };
                 let word = if name == "init" {
                     let count = self.value(self.operand(instruction, 1)?, Type::U32)?;
                     self.step(alu!(|count: u64| (count & COUNT) << EXPECTED | count & COUNT), count)
@@ -57,8 +59,16 @@ impl<'s, 't> Lower<'s, 't> {
             "test_wait" | "try_wait" => {
                 let to = self.target(self.operand(instruction, 0)?, Type::Pred)?;
                 let mut from = self.shared_access(self.operand(instruction, 1)?, is_generic, Type::B64)?;
-                let of = if is_parity { Type::U32 } else { Type::B64 };
-                let phase = self.value(self.operand(instruction, 2)?, of)?;
+                let of = if is_parity { Type::U32 } else { Type::U64 };
+                let phase = self.operand(instruction, 2)?;
+                if is_parity && matches!(phase, Operand::Integer(parity) if *parity > 1) {
+                    return Err(self.wrong("a parity is 0 or 1"));
+                }
+                let phase = self.value(phase, of)?;
+                // How long it waits at most.
+                if let Some(time) = instruction.operands.get(3) {
+                    self.value(time, Type::U32)?;
+                }
                 from.order = RELEASING;
                 let word = self.temporary();
                 self.push(Op::Load { to: [Some(word)].into(), from });
@@ -69,7 +79,7 @@ impl<'s, 't> Lower<'s, 't> {
                 };
                 self.push(Op::Alu { function, to, inputs: [Slot::Register(word), phase, phase] });
             }
-            _ => self.arrive(instruction, (name, is_expecting), is_generic)?,
+            _ => self.arrive(instruction, (name, is_expecting), is_generic, is_incomplete)?,
         }
         Ok(true)
     }
@@ -80,15 +90,19 @@ impl<'s, 't> Lower<'s, 't> {
         instruction: &'s Instruction<'t>,
         (name, is_expecting): (&str, bool),
         is_generic: bool,
+        needs_count: bool,
     ) -> Result<()> {
         let is_arrival = name.starts_with("arrive");
         let mut operands = &instruction.operands[..];
         let mut to = None;
-        if is_arrival && !matches!(operands.first(), Some(Operand::Address(..))) {
-            to = Some(self.target(self.operand(instruction, 0)?, Type::B64)?);
+        if is_arrival {
+            to = Some(self.target_or_none(self.operand(instruction, 0)?, Type::U64)?);
             operands = &operands[1..];
         }
         let [address, rest @ ..] = operands else { return Err(self.wrong("an operand is missing")) };
+        if rest.is_empty() && (is_expecting || needs_count || !is_arrival) {
+            return Err(self.wrong("an operand is missing"));
+        }
         let mut at = self.shared_access(address, is_generic, Type::B64)?;
         at.order = RELEASING;
         let count = match rest.first() {
@@ -115,8 +129,14 @@ impl<'s, 't> Lower<'s, 't> {
 pub(super) const ARRIVED: fn(u64, u64, u64) -> u64 = |word, _, _| arrived(word, 1, 0, 0);
 
 /// Of arrivals and of waits: what came before an arrival comes before what follows the wait.
-pub(super) const RELEASING: Order =
-    Order { is_strong: true, is_acquire: true, is_release: true, scope: Scope::Block };
+pub(super) const RELEASING: Order = Order {
+    is_strong: true,
+    is_acquire: true,
+    is_release: true,
+    scope: Scope::Block,
+    is_noncoherent: false,
+    object: ObjectUse::Use,
+};
 const COUNT: u64 = (1 << 20) - 1;
 const EXPECTED: u32 = 20;
 const TRANSACTIONS: u32 = 40;

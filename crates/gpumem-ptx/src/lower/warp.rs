@@ -20,8 +20,11 @@ impl<'s, 't> Lower<'s, 't> {
             "elect" => {
                 modifiers.take("sync");
                 modifiers.finish()?;
-                let (to, is_elected) = self.pair(self.operand(instruction, 0)?, Type::B32)?;
-                let mask = self.value(self.operand(instruction, 1)?, Type::B32)?;
+                let (to, is_elected) = self.pair(self.operand(instruction, 0)?, Type::U32)?;
+                if is_elected.is_none() {
+                    return Err(self.wrong("the instruction has a predicate as a second target"));
+                }
+                let mask = self.value(self.operand(instruction, 1)?, Type::U32)?;
                 self.push(Op::Elect { to, is_elected, mask });
             }
             "activemask" => {
@@ -68,7 +71,7 @@ impl<'s, 't> Lower<'s, 't> {
         if !is_sync {
             return Ok(None);
         }
-        Ok(Some(self.value(self.operand(instruction, index)?, Type::B32)?))
+        Ok(Some(self.value(self.operand(instruction, index)?, Type::U32)?))
     }
 
     fn shuffle(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
@@ -82,7 +85,7 @@ impl<'s, 't> Lower<'s, 't> {
         };
         self.only_type(modifiers, Type::B32)?;
         let (to, is_valid) = self.pair(self.operand(instruction, 0)?, Type::B32)?;
-        let to = to.unwrap_or_else(|| self.temporary());
+        let Some(to) = to else { return Err(self.wrong(NO_TARGET)) };
         let input = self.value(self.operand(instruction, 1)?, Type::B32)?;
         let lane = self.value(self.operand(instruction, 2)?, Type::B32)?;
         let limits = self.value(self.operand(instruction, 3)?, Type::B32)?;
@@ -118,13 +121,19 @@ impl<'s, 't> Lower<'s, 't> {
         let kind = modifiers.take_one(&["any", "all"]).ok_or_else(|| modifiers.unknown())?;
         let of = modifiers.one_type()?;
         modifiers.finish()?;
-        let (to, is_equal) = self.pair(self.operand(instruction, 0)?, Type::B32)?;
+        let target = self.operand(instruction, 0)?;
+        let (to, is_equal) = self.pair(target, Type::U32)?;
+        // `.b32` is an integer here.
+        let of = if of == Type::B32 { Type::U32 } else { Type::U64 };
         let input = self.value(self.operand(instruction, 1)?, of)?;
-        let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
+        let mask = self.value(self.operand(instruction, 2)?, Type::U32)?;
         if kind == "all" {
             self.push(Op::MatchAll { to, is_equal, input, mask });
         } else {
-            let to = to.unwrap_or_else(|| self.temporary());
+            let Some(to) = to else { return Err(self.wrong(NO_TARGET)) };
+            if matches!(target, Operand::Pair(..)) {
+                return Err(self.wrong("the instruction has no second target"));
+            }
             self.push(Op::MatchAny { to, input, mask });
         }
         Ok(())
@@ -146,11 +155,15 @@ impl<'s, 't> Lower<'s, 't> {
             (Some("xor"), Type::B32) => |a, b| a ^ b,
             _ => return Err(modifiers.unknown()),
         };
+        // `.b32` is an integer here.
+        let of = if of == Type::B32 { Type::U32 } else { of };
         let to = self.target(self.operand(instruction, 0)?, of)?;
         let input = self.value(self.operand(instruction, 1)?, of)?;
-        let mask = self.value(self.operand(instruction, 2)?, Type::B32)?;
+        let mask = self.value(self.operand(instruction, 2)?, Type::U32)?;
         let name = (name.unwrap_or_default(), of);
         self.push(Op::Reduce { function, name, to, input, mask });
         Ok(())
     }
 }
+
+const NO_TARGET: &str = "the target of this instruction cannot be left out";

@@ -223,7 +223,7 @@ fn to_integer(to: Type, is_wide: bool) -> Option<Alu> {
 
 fn float_to_float(from: Type, to: Type, rounding: Option<Rounding>) -> Option<Vec<Alu>> {
     let is_narrower = from != to && to.bytes() < from.bytes();
-    if is_narrower && rounding.is_none() || to == Type::F64 && from != to && rounding.is_some() {
+    if is_narrower && rounding.is_none() {
         return None;
     }
     let near = rounding.unwrap_or(Rounding::Near);
@@ -258,6 +258,12 @@ fn float_to_float(from: Type, to: Type, rounding: Option<Rounding>) -> Option<Ve
         }
         (Type::Bf16, Type::F16) if near == Rounding::Near => {
             vec![alu!(|a: bf16| f16::from_single(a.single()))]
+        }
+        // A number of 32 bits holds either.
+        (Type::F16 | Type::Bf16, Type::F16 | Type::Bf16) => {
+            let mut chain = float_to_float(from, Type::F32, None)?;
+            chain.extend(float_to_float(Type::F32, to, rounding)?);
+            chain
         }
         (Type::F16, Type::F32) => vec![alu!(|a: f16| nan_32(a.single()))],
         (Type::Bf16, Type::F32) => vec![alu!(|a: bf16| nan_32(a.single()))],

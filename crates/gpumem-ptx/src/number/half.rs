@@ -120,6 +120,24 @@ fn saturated<H: Half>(a: H) -> H {
     H::from_single(if a.single() > 0.0 { a.single().min(1.0) } else { 0.0 })
 }
 
+/// The largest number in place of infinity.
+fn finite<H: Half>(a: H) -> H {
+    if a.single().is_infinite() { H::of_raw(a.raw() - 1) } else { a }
+}
+
+fn positive<H: Half>(a: H) -> H {
+    H::of_raw(a.raw() & 0x7fff)
+}
+
+/// A positive number with the product of the signs of two others. NaN stays as it is.
+fn signed<H: Half>(value: H, a: H, b: H) -> H {
+    if value.single().is_nan() {
+        H::CANONICAL_NAN
+    } else {
+        H::of_raw(value.raw() | (a.raw() ^ b.raw()) & 0x8000)
+    }
+}
+
 /// A pair of halves as two numbers of 8 bits.
 pub(crate) fn narrowed(pair: u32, to: Eight) -> u16 {
     let half = |shift: u32| f16::from_bits((pair >> shift) as u16).single();
@@ -183,10 +201,19 @@ pub(crate) fn choose(name: &str, of: Type) -> Option<Alu> {
                 ".relu" => both!($half, |a| with_nan(a, <$half>::of_raw(0), greatest)),
                 ".ftz" => both!($half, |a| flushed(a)),
                 ".sat" => both!($half, |a| saturated(a)),
+                ".satfinite" => both!($half, |a| finite(a)),
                 "min" => both!($half, |a, b| least(a, b)),
                 "max" => both!($half, |a, b| greatest(a, b)),
                 "min.nan" => both!($half, |a, b| with_nan(a, b, least)),
                 "max.nan" => both!($half, |a, b| with_nan(a, b, greatest)),
+                "min.xorsign" => both!($half, |a, b| signed(least(positive(a), positive(b)), a, b)),
+                "max.xorsign" => both!($half, |a, b| signed(greatest(positive(a), positive(b)), a, b)),
+                "min.nan.xorsign" => {
+                    both!($half, |a, b| signed(with_nan(positive(a), positive(b), least), a, b))
+                }
+                "max.nan.xorsign" => {
+                    both!($half, |a, b| signed(with_nan(positive(a), positive(b), greatest), a, b))
+                }
                 "neg" => both!($half, |a| numeric(<$half>::of_raw(a.raw() ^ 0x8000))),
                 "abs" => both!($half, |a| numeric(<$half>::of_raw(a.raw() & 0x7fff))),
                 "ex2.approx" => both!($half, |a| <$half>::from_double(f64::from(a.single()).exp2())),

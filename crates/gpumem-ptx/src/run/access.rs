@@ -256,9 +256,12 @@ impl<'r> Run<'r> {
             return Ok(self.regions[self.last]);
         }
         let is_range = address.checked_add(size_bytes).is_some();
-        let region =
-            is_range.then(|| self.memory.region(address, size_bytes, is_write)).flatten().filter(fits);
-        let region = region.ok_or(Mistake::Refused { address, size_bytes, is_write })?;
+        let region = is_range.then(|| self.memory.region(address, size_bytes, is_write)).flatten();
+        let region = region.map(|region| self.apart(region, address));
+        if is_write && region.is_some_and(|region| !region.is_writable && self.is_constant(address)) {
+            return Err(Mistake::Constant { address, size_bytes });
+        }
+        let region = region.filter(fits).ok_or(Mistake::Refused { address, size_bytes, is_write })?;
         if region.cells.len() as u64 <= size_bytes {
             // Of memory that is given access by access.
             return Ok(region);
@@ -267,6 +270,29 @@ impl<'r> Run<'r> {
         self.regions.insert(index, region);
         self.last = index;
         Ok(region)
+    }
+
+    /// The part of a region around an address that is all constant memory, or none of it.
+    fn apart(&self, region: Region<'r>, address: u64) -> Region<'r> {
+        let behind = self.read_only.partition_point(|range| range.start <= address);
+        let before = behind.checked_sub(1).map(|index| &self.read_only[index]);
+        let is_constant = before.is_some_and(|range| range.end > address);
+        let next = self.read_only.get(behind).map_or(u64::MAX, |range| range.start);
+        let (start, end) = match before {
+            Some(range) if is_constant => (range.start, range.end),
+            Some(range) => (range.end, next),
+            None => (0, next),
+        };
+        let start = start.max(region.start);
+        let end = end.min(region.start.saturating_add(region.cells.len() as u64));
+        let cells =
+            region.cells.get((start - region.start) as usize..(end.max(start) - region.start) as usize);
+        Region { start, cells: cells.unwrap_or_default(), is_writable: region.is_writable && !is_constant }
+    }
+
+    fn is_constant(&self, address: u64) -> bool {
+        let behind = self.read_only.partition_point(|range| range.start <= address);
+        behind.checked_sub(1).is_some_and(|index| self.read_only[index].end > address)
     }
 
     /// Reads the parameters of the kernel.

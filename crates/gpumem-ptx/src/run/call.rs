@@ -2,7 +2,7 @@
 
 use crate::fault::Mistake;
 use crate::number::Lanes;
-use crate::program::{Call, Callee, FRAME_ALIGN, FUNCTIONS, Location, Op, Routine};
+use crate::program::{Call, Callee, FRAME_ALIGN, FUNCTIONS, Location, Op, Passed, Routine};
 use crate::run::group::{Frame, Group, Waiting};
 use crate::run::warp::{Warp, bits, lanes_of};
 use crate::run::{HELD_BYTES_MAX, Run};
@@ -25,13 +25,15 @@ impl Warp {
                 let targets =
                     *lanes_of(&self.registers, &run.constants, &self.specials, group.frame.registers, slot);
                 let target = targets[first as usize];
-                let takes_these = |routine: &u32| {
-                    let callee = &run.program.routines[*routine as usize];
-                    callee.parameters.len() == call.arguments.len()
-                        && callee.results.len() == call.results.len()
-                };
                 let routine = run.program.pointed.get(&target.wrapping_sub(FUNCTIONS)).copied();
-                let routine = routine.filter(takes_these).ok_or((Mistake::WrongTarget(target), first))?;
+                let routine = routine.ok_or((Mistake::WrongTarget(target), first))?;
+                let [parameters, results] = &run.program.routines[routine as usize].sizes;
+                let fits = |passed: &[Passed], sizes: &[u64]| {
+                    passed.iter().map(|passed| u64::from(passed.size_bytes)).eq(sizes.iter().copied())
+                };
+                if !fits(&call.arguments, parameters) || !fits(&call.results, results) {
+                    return Err((Mistake::WrongPrototype(target), first));
+                }
                 let same = bits(active)
                     .filter(|lane| targets[*lane] == target)
                     .fold(0, |mask, lane| mask | 1 << lane);
@@ -214,7 +216,10 @@ impl Warp {
             }
             (Location::Frame(from), Location::Frame(to)) => {
                 for lane in bits(mask) {
-                    self.passed(run, lane, target.local + to, size_bytes);
+                    if let Some(checker) = &mut run.checker {
+                        let thread = self.number * 32 + lane as u32;
+                        checker.passed_on(thread, source.local + from, target.local + to, size as u64);
+                    }
                     let (from, to) = (place(self, lane, source, from), place(self, lane, target, to));
                     for byte in 0..size {
                         self.local[to + byte].set(self.local[from + byte].get());

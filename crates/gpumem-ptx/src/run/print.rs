@@ -4,7 +4,8 @@ use crate::fault::Mistake;
 use crate::memory::get;
 use crate::program::{Access, Assertion, Memory, Order, Slot};
 use crate::run::Run;
-use crate::run::access::ThreadMemory;
+use crate::run::access::{ThreadMemory, by_window};
+use core::ops::Range;
 
 /// The bytes of a text of `printf` or `assert`, at most.
 const TEXT_BYTES_MAX: u64 = 1 << 12;
@@ -15,16 +16,17 @@ const PRINTED_BYTES_MAX: usize = 1 << 20;
 const BYTES_A_STEP: u64 = 16;
 
 impl Run<'_> {
-    /// Formats and keeps a text. Returns the number of its arguments.
+    /// Formats and keeps a text, with arguments in the memory of a routine. Returns their number.
     pub(crate) fn print(
         &mut self,
         format: u64,
-        arguments: u64,
+        (arguments, routine): (u64, u32),
         site: u32,
         thread: &ThreadMemory<'_>,
     ) -> Result<u32, Mistake> {
         let format = self.text(format, site, thread)?;
-        let mut arguments = Arguments { at: arguments, count: 0, site };
+        let buffer = self.buffer(arguments, routine, thread);
+        let mut arguments = Arguments { at: arguments, count: 0, site, buffer };
         let mut line = String::new();
         let mut rest = &*format;
         while let Some(start) = rest.find('%') {
@@ -99,6 +101,15 @@ impl Run<'_> {
         }
     }
 
+    /// The variable of the frame that has this address.
+    fn buffer(&self, address: u64, routine: u32, thread: &ThreadMemory<'_>) -> Option<Range<u64>> {
+        let (Memory::Local, address) = by_window(address) else { return None };
+        let distance = address.checked_sub(thread.frame)?;
+        let variables = &self.program.routines.get(routine as usize)?.variables;
+        let variable = variables.iter().find(|variable| variable.contains(&distance))?;
+        Some(variable.start + thread.frame..variable.end + thread.frame)
+    }
+
     /// The next argument.
     fn argument(
         &mut self,
@@ -109,6 +120,17 @@ impl Run<'_> {
         let address = arguments.at.wrapping_add(u64::from(bytes) - 1) & !(u64::from(bytes) - 1);
         arguments.at = address.wrapping_add(u64::from(bytes));
         arguments.count += 1;
+        if let (Some(buffer), (_, offset_bytes)) = (&arguments.buffer, by_window(address))
+            && offset_bytes.saturating_add(bytes.into()) > buffer.end
+        {
+            return Err(Mistake::OutOfBounds {
+                space: "local",
+                offset_bytes,
+                size_bytes: bytes.into(),
+                limit_bytes: buffer.end,
+                is_write: false,
+            });
+        }
         Ok(get(self.cells(&generic(bytes, arguments.site), address, thread, false)?))
     }
 
@@ -142,6 +164,8 @@ struct Arguments {
     at: u64,
     count: u32,
     site: u32,
+    /// The variable in local memory that has them.
+    buffer: Option<Range<u64>>,
 }
 
 /// A width or a precision.

@@ -384,7 +384,12 @@ impl Warp {
                 let lens = source_bytes.map(|slot| *self.lanes(run, base, slot));
                 for lane in bits(active) {
                     let failed = |mistake| (mistake, lane as u32);
-                    let len = lens.map_or(*size_bytes, |lens| (lens[lane] as u32).min(*size_bytes)) as usize;
+                    let len = lens.map_or(*size_bytes, |lens| lens[lane] as u32);
+                    if len > *size_bytes {
+                        let [source_bytes, size_bytes] = [len, *size_bytes].map(u64::from);
+                        return Err(failed(Mistake::CopySize { source_bytes, size_bytes }));
+                    }
+                    let len = len as usize;
                     let mut bytes = [0; 16];
                     let thread = self.thread(lane, shared, local);
                     if len > 0 {
@@ -477,9 +482,10 @@ impl Warp {
             }
             Op::Print { to, format, arguments, site } => {
                 let [formats, arguments] = [format, arguments].map(|slot| *self.lanes(run, base, *slot));
+                let routine = self.groups[index].frame.routine;
                 for lane in bits(active) {
                     let thread = self.thread(lane, shared, local);
-                    let count = run.print(formats[lane], arguments[lane], *site, &thread);
+                    let count = run.print(formats[lane], (arguments[lane], routine), *site, &thread);
                     let count = count.map_err(|mistake| (mistake, lane as u32))?;
                     self.registers[(base + to) as usize][lane] = count.into();
                 }

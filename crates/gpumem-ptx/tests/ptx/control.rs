@@ -164,8 +164,10 @@ fn addresses_of_functions_in_variables() {
     let bytes: Vec<String> = (0..8).map(|byte| format!("{:#x}(one)", 0xff_u64 << (8 * byte))).collect();
     let table = format!(".global .align 8 .u8 table[16] = {{{0}, {0}}};", bytes.join(", "));
     assert_eq!(called(&table, by_thread).unwrap(), [1, 2, 3, 4]);
-    // A function of other parameters, a number that is no function, and the address of a kernel.
-    for table in ["{none, none}", "{5, 5}", "{k, k}", "{one+1000, one}"] {
+    let found = called(".global .align 8 .u64 table[2] = {none, none};", by_thread);
+    assert!(matches!(found, Err(Mistake::WrongPrototype(_))), "{found:?}");
+    // A number that is no function, and the address of a kernel.
+    for table in ["{5, 5}", "{k, k}", "{one+1000, one}"] {
         let table = format!(".global .align 8 .u64 table[2] = {table};");
         let found = called(&table, by_thread);
         assert!(matches!(found, Err(Mistake::WrongTarget(_))), "{table} {found:?}");
@@ -221,7 +223,7 @@ fn a_loop_without_an_end_is_stopped() {
 #[test]
 fn an_alias_is_its_function() {
     let text = ".func (.param .b32 r) real(.param .b32 a) { .reg .b32 %x; ld.param.u32 %x, [a]; add.u32 %x, %x, 4; st.param.u32 [r], %x; ret; }\n\
-                .alias other, real;\n\
+                .func (.param .b32 r) other(.param .b32 a); .alias other, real;\n\
                 .entry k(.param .u64 out) { .reg .b32 %r<3>; .reg .b64 %rd; .param .b32 a; .param .b32 b; ld.param.u64 %rd, [out];\n\
                 st.param.u32 [a], 3; call.uni (b), other, (a); ld.param.u32 %r0, [b]; st.global.u32 [%rd], %r0; ret; }";
     let (memory, address, outcome) = run_touching(text, 1, 1);

@@ -23,7 +23,7 @@ const TEXTS: [&str; 6] = [
     ".func (.reg .b32 r) leaf(.reg .b32 a, .param .b64 b) { .reg .b64 %x; ld.param.b64 %x, [b]; add.u32 r, a, 1; ret; }
      .func (.param .b32 r) deep(.param .b32 n) { .reg .pred %p; .reg .b32 %r<4>; ld.param.u32 %r0, [n]; setp.eq.u32 %p, %r0, 0; @%p bra END;
      sub.u32 %r1, %r0, 1; { .param .b32 a; .param .b32 b; st.param.b32 [a], %r1; call.uni (b), deep, (a); ld.param.b32 %r2, [b]; }
-     add.u32 %r0, %r0, %r2; END: st.param.b32 [r], %r0; ret; } .alias other, deep;
+     add.u32 %r0, %r0, %r2; END: st.param.b32 [r], %r0; ret; } .func (.param .b32 r) other(.param .b32 n); .alias other, deep;
      .entry k(.param .u64 out) { .reg .b32 %r<5>; .reg .b64 %rd<5>; .param .b32 a; .param .b32 b; .param .b64 c; ld.param.u64 %rd0, [out];
      mov.u32 %r0, %laneid; st.param.b32 [a], %r0; st.param.b64 [c], %rd0; call (b), deep, (a); ld.param.b32 %r1, [b]; call (%r2), leaf, (%r1, c);
      mov.u64 %rd1, deep; P: .callprototype (.param .b32 _) _ (.param .b32 _); call (b), %rd1, (a), P; add.u32 %r2, %r2, %r1;
@@ -333,7 +333,7 @@ fn sizes_that_no_device_has() {
     for (text, problem) in [
         (
             ".entry k() { .shared .b8 x[4000000000]; .reg .b32 %r; mov.u32 %r, x; ret; }",
-            "line 4, column 26: more than 232448 bytes of shared memory is not supported",
+            "line 4, column 26: the kernel has more than 49152 bytes of static shared memory",
         ),
         (
             ".entry k() { .local .b8 x[4000000000]; .reg .b64 %r; mov.u64 %r, x; ret; }",

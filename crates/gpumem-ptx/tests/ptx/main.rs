@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::single_range_in_vec_init, reason = "accesses are lists of ranges")]
 
+mod accesses;
 mod checks;
 mod control;
 mod cores;

@@ -44,7 +44,7 @@ impl DeviceMemory for Memory {
 
 /// A module with these lines behind its beginning.
 pub(crate) fn module(lines: &str) -> Module {
-    let text = format!(".version 8.0\n.target sm_80\n.address_size 64\n{lines}");
+    let text = format!(".version 8.0\n.target sm_90\n.address_size 64\n{lines}");
     Module::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 

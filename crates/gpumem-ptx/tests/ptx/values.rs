@@ -101,9 +101,17 @@ fn lanes_exchange_values() {
 
 #[test]
 fn packed_and_narrow_numbers() {
-    assert_eq!(word("vabsdiff4.u32.u32.u32.add %r1, 0x01ff0310, 0x02000110, 7;"), 1 + 255 + 2 + 7);
-    assert_eq!(word("vadd2.s32.s32.s32.sat %r1, 0x7fff0001, 0x0001ffff, 0;"), 0x7fff_0000);
-    assert_eq!(word("max.relu.s16x2 %r1, 0xffff0003, 0xfffeffff;"), 3);
+    assert_eq!(
+        word(
+            "mov.u32 %r0, 0x01ff0310; mov.u32 %r2, 0x02000110; mov.u32 %r3, 7; vabsdiff4.u32.u32.u32.add %r1, %r0, %r2, %r3;"
+        ),
+        1 + 255 + 2 + 7
+    );
+    assert_eq!(
+        word("mov.u32 %r0, 0x7fff0001; mov.u32 %r2, 0x0001ffff; vadd2.s32.s32.s32.sat %r1, %r0, %r2, %r2;"),
+        0x7fff_0000
+    );
+    assert_eq!(word("mov.u32 %r0, 0xffff0003; mov.u32 %r2, 0xfffeffff; max.relu.s16x2 %r1, %r0, %r2;"), 3);
     assert_eq!(word("min.relu.s32 %r1, 5, -3;"), 0);
     assert_eq!(word("cvt.pack.sat.u8.s32.b32 %r1, 300, -5, 0x1234;"), 0x1234_ff00);
     assert_eq!(word("mad24.hi.u32 %r1, 0x10000, 0x30000, 4;"), 0x3_0004);
@@ -138,17 +146,28 @@ fn packed_and_narrow_numbers() {
 #[test]
 fn halves() {
     assert_eq!(word("mov.b32 %r0, 0x3c003c00; add.rn.sat.f16x2 %r1, %r0, %r0;"), 0x3c00_3c00);
-    assert_eq!(word("mov.b32 %r0, 0xbc003c00; fma.rn.relu.f16x2 %r1, %r0, 0x3c003c00, 0;"), 0x3c00);
+    assert_eq!(
+        word(
+            "mov.b32 %r0, 0xbc003c00; mov.b32 %r2, 0x3c003c00; mov.b32 %r3, 0; fma.rn.relu.f16x2 %r1, %r0, %r2, %r3;"
+        ),
+        0x3c00
+    );
     // The least numbers of all, whose sum is flushed.
     assert_eq!(word("mov.b32 %r0, 0x80010001; add.ftz.f16x2 %r1, %r0, %r0;"), 0x8000_0000);
     assert_eq!(
         word(
-            "mov.b32 %r0, 0x3c004000; setp.lt.f16x2 %p0|%p1, %r0, 0x40003c00; selp.u32 %r1, 2, 0, %p0; @%p1 add.u32 %r1, %r1, 1;"
+            "mov.b32 %r0, 0x3c004000; mov.b32 %r2, 0x40003c00; setp.lt.f16x2 %p0|%p1, %r0, %r2; selp.u32 %r1, 2, 0, %p0; @%p1 add.u32 %r1, %r1, 1;"
         ),
         1
     );
-    assert_eq!(word("mov.b32 %r0, 0x3c004000; set.lt.f16x2.f16x2 %r1, %r0, 0x40003c00;"), 0x3c00_0000);
-    assert_eq!(word("mov.b32 %r0, 0x3c004000; set.lt.u32.bf16x2 %r1, %r0, 0x40003c00;"), 0xffff_0000);
+    assert_eq!(
+        word("mov.b32 %r0, 0x3c004000; mov.b32 %r2, 0x40003c00; set.lt.f16x2.f16x2 %r1, %r0, %r2;"),
+        0x3c00_0000
+    );
+    assert_eq!(
+        word("mov.b32 %r0, 0x3c004000; mov.b32 %r2, 0x40003c00; set.lt.u32.bf16x2 %r1, %r0, %r2;"),
+        0xffff_0000
+    );
     assert_eq!(
         word("mov.b16 %h0, 0xc000; mov.b16 %h1, 0x4000; add.rn.bf16 %h2, %h0, %h1; cvt.u32.u16 %r1, %h2;"),
         0
