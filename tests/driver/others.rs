@@ -128,6 +128,22 @@ max.NaN.xorsign.abs.f32 %f0, %f1, %f3 -> %f0 0xc0800000
 mov.b32 %r0, {%h1, %h2}; add.ftz.f16x2 %r0, %r0, %r0 -> %r0 0x44004000
 fma.rn.ftz.f16 %h0, %h1, %h2, %h3 -> %h0 0x4500
 cvt.rn.bf16.f16 %h0, %h3 -> %h0 0x4040
+mov.b16 %h0, 0x3c01; cvt.rp.bf16.f16 %h0, %h0 -> %h0 0x3f81
+mov.b16 %h0, 0x477f; cvt.rn.f16.bf16 %h0, %h0 -> %h0 0x7bf8
+mov.b16 %h0, 0x4040; cvt.rz.f64.bf16 %d0, %h0 -> %d0 0x4008000000000000
+mov.f32 %f0, 0f4B000000; cvt.rn.satfinite.f16.f32 %h0, %f0 -> %h0 0x7bff
+mov.f32 %f0, 0fFF800000; cvt.rz.satfinite.bf16.f32 %h0, %f0 -> %h0 0xff7f
+mov.f32 %f0, 0f7F800000; cvt.rn.satfinite.f16x2.f32 %r0, %f0, %f1 -> %r0 0x7bff3e00
+mov.b16 %h0, 0xbfc0; mov.b16 %h1, 0x4000; max.xorsign.abs.bf16 %h0, %h0, %h1 -> %h0 0xc000
+mov.b16 %h0, 0xbfc0; mov.b16 %h1, 0x7fc0; max.NaN.xorsign.abs.bf16 %h0, %h0, %h1 -> %h0 0x7fff
+mov.b32 %r0, {%h1, %h2}; mov.b32 %r1, {%h2, %h1}; min.xorsign.abs.f16x2 %r0, %r0, %r1 -> %r0 0x3c003c00
+mov.u32 %r1, 9; cvt.pack.sat.u4.s32.b32 %r0, %r1, %r2, %r3 -> %r0 0x34567890
+mov.u32 %r1, 9; cvt.pack.sat.s2.s32.b32 %r0, %r1, %r2, %r3 -> %r0 0x23456786
+mov.u32 %r0, 0xff7f80ff; mov.u32 %r1, 0x01ff0502; vadd4.u32.s32.u32.sat %r0, %r0, %r1, %r0 -> %r0 0x00ff0001
+mov.u32 %r0, 0xffff0001; mov.u32 %r1, 0x00028000; vmax2.s32.s32.u32 %r0, %r0, %r1, %r0 -> %r0 0x00028000
+setp.eq.u32 %p1, %r1, %r1; lop3.and.b32 %r0|%p0, %r1, %r2, %r3, 0xfe, %p1 -> %p0 1
+lop3.or.b32 %r0|%p0, %r1, %r2, %r3, 0, %p0 -> %p0 0
+lop3.or.b32 %r0|%p0, %r1, %r1, %r1, 0xc0, %p0 -> %r0 7
 mov.b16 %h0, 0x4040; cvt.rn.f16.bf16 %h0, %h0 -> %h0 0x4200";
 
 /// Those that a GPU runs only in kernels that are built for them, or only once: they stop the context. The result is a message where there is one.

@@ -127,6 +127,12 @@ pub enum HazardKind {
     /// A lane executes a barrier, vote, match or reduction of lanes whose mask leaves it out. Reported with
     /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races) or [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
     NotInMask,
+    /// A thread reads what the kernel wrote by a load that may not see it. Reported with
+    /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races).
+    NonCoherent,
+    /// An `mbarrier` is used before it is initialised or behind its end, or initialised twice. Reported with
+    /// [`SimConfig::kernel_races`](crate::SimConfig::kernel_races) or [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
+    BarrierObject,
 }
 
 /// The reason why queued work failed.
@@ -147,7 +153,7 @@ pub enum FaultKind {
     NoAllocation,
     /// The work used another device's memory without access.
     WrongDevice,
-    /// The work wrote host memory that was registered for reading only.
+    /// The work wrote host memory that was registered for reading only, or a kernel wrote constant memory.
     ReadOnly,
     /// A kernel accessed memory that its launch does not declare, or wrote memory that the launch declares as read only.
     Undeclared,
@@ -267,6 +273,8 @@ impl Finding {
             Self::Hazard { kind: HazardKind::Uninitialised, .. } => "read of unwritten memory",
             Self::Hazard { kind: HazardKind::UndefinedLane, .. } => "value of a lane that takes no part",
             Self::Hazard { kind: HazardKind::NotInMask, .. } => "lane outside of its own mask",
+            Self::Hazard { kind: HazardKind::NonCoherent, .. } => "load that is not coherent",
+            Self::Hazard { kind: HazardKind::BarrierObject, .. } => "barrier without a beginning",
             Self::Fault { kind, .. } => kind.name(),
             Self::Refused { misuse, .. } => misuse.name(),
             Self::Module { code: CUresult::CUDA_SUCCESS, .. } => "kernels that cannot run",

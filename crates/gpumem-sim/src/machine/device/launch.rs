@@ -114,6 +114,7 @@ impl Machine {
             Mistake::Refused { .. } | Mistake::OutOfBounds { .. } => {
                 (FaultKind::OutOfBounds, ILLEGAL_ADDRESS)
             }
+            Mistake::Constant { .. } => (FaultKind::ReadOnly, ILLEGAL_ADDRESS),
             Mistake::Assert { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_ASSERT),
             Mistake::WrongTarget(_) => (FaultKind::Kernel, CUresult::CUDA_ERROR_INVALID_PC),
             Mistake::StackOverflow => (FaultKind::Kernel, ILLEGAL_ADDRESS),
@@ -199,6 +200,8 @@ impl Machine {
                 Mistake::PendingCopy { .. } => HazardKind::PendingCopy,
                 Mistake::UndefinedLane { .. } => HazardKind::UndefinedLane,
                 Mistake::NotInMask { .. } => HazardKind::NotInMask,
+                Mistake::NonCoherent { .. } => HazardKind::NonCoherent,
+                Mistake::BarrierObject { .. } => HazardKind::BarrierObject,
                 _ => HazardKind::Uninitialised,
             };
             let place = place_of(kernel, &hazard);
@@ -322,9 +325,10 @@ impl LaunchMemory for Machine {
 fn place_of(kernel: &Arc<str>, mistake: &KernelMistake) -> KernelPlace {
     let KernelMistake { line, block, thread, .. } = *mistake;
     let address = match mistake.mistake {
-        Mistake::Refused { address, .. } | Mistake::Misaligned { space: "global", address, .. } => {
-            Some(address)
-        }
+        Mistake::Refused { address, .. }
+        | Mistake::Misaligned { space: "global", address, .. }
+        | Mistake::Constant { address, .. }
+        | Mistake::NonCoherent { address, .. } => Some(address),
         Mistake::Race { space: "global", address, .. } => Some(address),
         Mistake::Uninitialised { space: "global", address, .. } => Some(address),
         _ => None,
