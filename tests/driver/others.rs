@@ -62,14 +62,29 @@ applypriority.global.L2::evict_normal [%in], 128; ld.global.u32 %r0, [%in] -> %r
 discard.global.L2 [%out], 128; st.global.u32 [%out], %r1; ld.global.u32 %r0, [%out] -> %r0 7
 createpolicy.fractional.L2::evict_last.b64 %y0, 1.0; mov.u32 %r0, %r1 -> %r0 7
 st.global.u32 [%out], %r1; membar.gl; fence.acq_rel.gpu; fence.proxy.async; ld.global.u32 %r0, [%out] -> %r0 7
+sub.cc.u32 %r0, %r1, %r1; addc.u32 %r0, 0, 0 -> %r0 1
+sub.cc.u32 %r0, %r1, %r2; addc.u32 %r0, 0, 0 -> %r0 0
+add.cc.u32 %r0, %r1, %r1; subc.u32 %r0, 0, 0 -> %r0 0xffffffff
+add.cc.u32 %r0, %r2, %r2; subc.u32 %r0, 0, 0 -> %r0 0
+sub.cc.u32 %r0, %r1, %r2; subc.cc.u32 %r0, %r1, %r1; addc.u32 %r0, 0, 0 -> %r0 0
+sub.cc.u32 %r0, %r2, %r1; subc.cc.u32 %r0, %r1, %r1; addc.u32 %r0, %r1, 0 -> %r0 8
+sub.cc.u64 %y0, %y1, %y1; madc.hi.cc.u64 %y0, %y1, 2, 5; addc.u64 %y0, %y0, 0 -> %y0 6
+mad.lo.cc.u32 %r0, %r2, %r2, %r2; subc.u32 %r0, %r1, 0 -> %r0 7
 griddepcontrol.wait; nanosleep.u32 20; pmevent 1; mov.u32 %r0, %r1 -> %r0 7
 st.shared.u32 [%s], %me; bar.sync 0; ld.shared.u32 %r0, [%s5] -> %r0 5
 st.shared.u32 [%s], %me; barrier.sync.aligned 0; ld.shared.u32 %r0, [%s5] -> %r0 5
 setp.ge.u32 %p0, %me, 64; st.shared.u32 [%s], %me; @!%p0 bar.arrive 1, 128; @%p0 bar.sync 1, 128; @%p0 ld.shared.u32 %r0, [%s5] -> %r0 5
 setp.lt.u32 %p0, %me, 64; st.shared.u32 [%s], %me; @%p0 bra END; barrier.sync 2, 64; ld.shared.u32 %r0, [%s5+1888]; END: mov.u32 %r0, %r0 -> %r0 64
+mov.u32 %r0, 64; setp.ge.u32 %p0, %me, 64; st.shared.u32 [%s], %me; @%p0 barrier.sync %r1, %r0; @%p0 ld.shared.u32 %r0, [%s5+3040] -> %r0 100
+setp.ge.u32 %p0, %me, 64; @%p0 bra TAKE; st.shared.u32 [%s], %me; barrier.arrive 1, 128; barrier.sync 2, 128; st.shared.u32 [%s+4], %me; barrier.arrive 1, 128; bra END; TAKE: barrier.sync 1, 128; ld.shared.u32 %r0, [%s5]; barrier.arrive 2, 128; barrier.sync 1, 128; ld.shared.u32 %r1, [%s5+4]; add.u32 %r0, %r0, %r1; END: mov.u32 %r0, %r0 -> %r0 10
+mov.u32 %r2, 0; setp.lt.u32 %p0, %me, 64; AGAIN: @%p0 barrier.sync 3, 64; @!%p0 barrier.sync 4, 64; add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 5; @%p1 bra AGAIN; st.shared.u32 [%s], %r2; barrier.sync 0; ld.shared.u32 %r0, [%s5] -> %r0 5
 setp.lt.u32 %p0, %me, 3; bar.red.popc.u32 %r0, 1, %p0 -> %r0 3
 setp.lt.u32 %p0, %me, 127; bar.red.and.pred %p0, 1, %p0 -> %p0 0
 st.shared.u32 [%s], %me; bar.warp.sync -1; and.b32 %r1, %me, 96; mad.lo.u32 %r1, %r1, 32, %s5; ld.shared.u32 %r0, [%r1+64] -> %r0 71
+and.b32 %r1, %me, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra EVEN; st.shared.u32 [%s], %me; bar.warp.sync -1; ld.shared.u32 %r0, [%s+-32]; bra END; EVEN: st.shared.u32 [%s], %me; bar.warp.sync -1; END: mov.u32 %r0, %r0 -> %r0 68
+and.b32 %r1, %me, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra EVEN; vote.sync.ballot.b32 %r0, %p0, -1; bra END; EVEN: vote.sync.ballot.b32 %r0, %p0, -1; END: mov.u32 %r0, %r0 -> %r0 0x55555555
+and.b32 %r1, %me, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra EVEN; shfl.sync.bfly.b32 %r0, %me, 1, 31, -1; bra END; EVEN: shfl.sync.bfly.b32 %r0, %me, 1, 31, -1; END: mov.u32 %r0, %r0 -> %r0 68
+mov.u32 %r0, 0; st.shared.u32 [%s5], %r0; st.shared.u32 [%s5+4], %r0; bar.sync 0; LOCK: atom.shared.cas.b32 %r1, [%s5], 0, 1; setp.ne.u32 %p0, %r1, 0; @%p0 bra LOCK; ld.volatile.shared.u32 %r2, [%s5+4]; add.u32 %r2, %r2, 1; st.volatile.shared.u32 [%s5+4], %r2; membar.cta; atom.shared.exch.b32 %r1, [%s5], 0; bar.sync 0; ld.shared.u32 %r0, [%s5+4] -> %r0 128
 shfl.sync.up.b32 %r0, %me, 1, 0, -1 -> %r0 68
 shfl.sync.down.b32 %r0|%p0, %me, 2, 31, -1 -> %r0 71
 shfl.sync.down.b32 %r0|%p0, %me, 30, 31, -1 -> %p0 0

@@ -303,7 +303,7 @@ impl Filled<'_> {
     unsafe fn launch(self, stream: CUstream, placed: Placed) -> Result<(), PoolError> {
         let mut parameters = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
         let parameters = self.buffer.parameters(self.counts.arguments, &mut parameters);
-        let mut addresses = [0; ARGUMENTS_MAX];
+        let mut addresses = [const { MaybeUninit::uninit() }; ARGUMENTS_MAX];
         if self.counts.is_spillable {
             self.place(parameters, &mut addresses, placed);
         }
@@ -319,11 +319,16 @@ impl Filled<'_> {
 
     /// Replaces planned addresses by those at this moment.
     #[cold]
-    fn place(self, parameters: &mut [*mut c_void], addresses: &mut [u64; ARGUMENTS_MAX], placed: Placed) {
+    fn place(
+        self,
+        parameters: &mut [*mut c_void],
+        addresses: &mut [MaybeUninit<u64>; ARGUMENTS_MAX],
+        placed: Placed,
+    ) {
         let owners = self.buffer.owners.iter().zip(self.buffer.starts);
         for ((parameter, (owner, start)), address) in parameters.iter_mut().zip(owners).zip(addresses) {
             if let Some(one) = usize::from(*owner).checked_sub(1).and_then(|index| self.uses.get(index)) {
-                *address = one.at(self.buffer.words[usize::from(start)], placed);
+                let address = address.write(one.at(self.buffer.words[usize::from(start)], placed));
                 *parameter = core::ptr::from_mut(address).cast();
             }
         }

@@ -1194,73 +1194,100 @@ pub(crate) fn queue_inlined(
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = stream.device().bind()?;
-    let (mut has_written, mut is_awaited, mut failed) = (false, false, None);
-    let (mut work, mut is_noted) = (Some(work), false);
-    let mut attempt = |is_settled: bool| {
-        let memory = touched.clone().into_iter().map(|one| one.memory());
-        stream.queue_work(memory, |raw| {
-            if !is_settled && !are_ready(gpu, touched.clone()) {
-                return false;
-            }
-            let Some(work) = work.take() else { return true };
-            // Checked inside the call: before it, another thread could still begin or end a capture.
-            match runs(stream, gpu.recording()) {
-                Ok(true) => {}
-                Ok(false) => {
-                    // The graph keeps the memory, even if no wait was needed.
-                    for one in touched.clone() {
-                        if let Some(one) = one.tracked() {
-                            one.storage.memory.keep_for_graph(stream);
-                        }
-                    }
-                    if let Err(error) = work(raw, Placed(())) {
-                        fail(&mut failed, error.into());
-                    }
-                    return true;
-                }
-                Err(error) => {
-                    fail(&mut failed, error);
-                    return true;
-                }
-            }
-            if let Err(error) = work(raw, Placed(())) {
-                fail(&mut failed, error.into());
-            }
-            // Even after an error: part of the work may have been queued.
-            let point = stream.point();
-            for one in touched.clone() {
-                let Some(one) = one.tracked() else { continue };
-                if !one.is_recorded_at(point) {
-                    is_awaited |= one.record(stream, point);
-                }
-                is_noted |= one.storage.note_spillable(stream, one.access);
-                if one.access == Access::Read {
-                    is_awaited |= one.storage.kind == MemoryKind::Host;
-                } else {
-                    has_written = true;
-                    is_awaited |= gpu.downloads().are_late(one.storage.size_bytes());
-                    stream.note_write(one.storage.planned());
-                }
-            }
-            if !has_written {
-                stream.note_write(0);
-            }
-            true
-        })
-    };
-    if !attempt(false)? {
-        with_settled(gpu, touched.clone(), || attempt(true))?;
+    let is_spillable = |one: &Use<'_>| one.storage.is_spillable();
+    let spills = touched.clone().into_iter().any(|one| one.tracked().is_some_and(is_spillable));
+    let (mut work, mut queued) = (Some(work), QueuedWork::default());
+    let is_queued = try_queue(gpu, touched.clone(), &mut work, &mut queued, spills, spills)?;
+    if !is_queued {
+        let again = || try_queue(gpu, touched.clone(), &mut work, &mut queued, spills, false);
+        with_settled(gpu, touched.clone(), again)?;
     }
-    if has_written && (is_awaited || stream.has_waiters()) {
+    if queued.has_written && (queued.is_awaited || stream.has_waiters()) {
         mark(stream);
     }
-    if is_noted {
+    if queued.is_noted {
         note_operation(stream, touched);
     }
-    match failed {
+    match queued.failed {
         None => Ok(()),
         Some(error) => Err(gpu.with_kernel_name(error)),
     }
+}
+
+/// What is known of work that was queued.
+#[derive(Default)]
+struct QueuedWork {
+    has_written: bool,
+    /// True if others are likely to wait for it.
+    is_awaited: bool,
+    /// True if it is recorded for the plan of what moves.
+    is_noted: bool,
+    failed: Option<ArrayError>,
+}
+
+/// Queues work in a call on the stream of `gpu`. False, without any work, if `needs_check` and memory that spills is not ready.
+#[inline(always)]
+fn try_queue(
+    gpu: &Gpu,
+    touched: impl IntoIterator<Item: Touch> + Clone,
+    work: &mut Option<impl FnOnce(CUstream, Placed) -> Result<(), PoolError>>,
+    queued: &mut QueuedWork,
+    spills: bool,
+    needs_check: bool,
+) -> Result<bool, DeviceError> {
+    let stream = gpu.stream();
+    let memory = touched.clone().into_iter().map(|one| one.memory());
+    stream.queue_work(memory, |raw| {
+        if needs_check && !are_ready(gpu, touched.clone()) {
+            return false;
+        }
+        let Some(work) = work.take() else { return true };
+        // Checked inside the call: before it, another thread could still begin or end a capture.
+        match runs(stream, gpu.recording()) {
+            Ok(true) => {}
+            Ok(false) => {
+                // The graph keeps the memory, even if no wait was needed.
+                for one in touched {
+                    if let Some(one) = one.tracked() {
+                        one.storage.memory.keep_for_graph(stream);
+                    }
+                }
+                if let Err(error) = work(raw, Placed(())) {
+                    fail(&mut queued.failed, error.into());
+                }
+                return true;
+            }
+            Err(error) => {
+                fail(&mut queued.failed, error);
+                return true;
+            }
+        }
+        if let Err(error) = work(raw, Placed(())) {
+            fail(&mut queued.failed, error.into());
+        }
+        // Even after an error: part of the work may have been queued.
+        let point = stream.point();
+        for one in touched {
+            let Some(one) = one.tracked() else { continue };
+            if !one.is_recorded_at(point) {
+                queued.is_awaited |= one.record(stream, point);
+            }
+            if spills {
+                queued.is_noted |= one.storage.note_spillable(stream, one.access);
+            }
+            if one.access == Access::Read {
+                queued.is_awaited |= one.storage.kind == MemoryKind::Host;
+            } else {
+                queued.has_written = true;
+                queued.is_awaited |= gpu.downloads().are_late(one.storage.size_bytes());
+                stream.note_write(one.storage.planned());
+            }
+        }
+        if !queued.has_written {
+            stream.note_write(0);
+        }
+        true
+    })
 }
 
 /// True, in a call on the stream of `gpu`, if all memory has an address. Memory that spills may have none.

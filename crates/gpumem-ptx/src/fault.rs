@@ -103,7 +103,7 @@ fn triple([x, y, z]: &[u32; 3]) -> String {
 }
 
 fn source(line: &Option<String>) -> String {
-    line.as_ref().map_or_else(String::new, |line| format!(" ({})", Shown::name(line)))
+    line.as_ref().map_or_else(String::new, |line| format!(" ({})", Shown::sentence(line)))
 }
 
 /// A kind of mistake.

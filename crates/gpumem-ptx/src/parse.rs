@@ -1094,14 +1094,13 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// `+ 4`, `+ -4`, `+ 4*8`, `- 4` or nothing.
+    /// `+ 4`, `+ -4`, `+ 4*8` or nothing. `- 4` is no form of PTX.
     fn distance(&mut self) -> Result<i64> {
         let (word, place) = self.peek()?;
-        if word == Word::Mark(b'+') {
-            self.next()?;
-        } else if word != Word::Mark(b'-') {
+        if word != Word::Mark(b'+') {
             return Ok(0);
         }
+        self.next()?;
         match self.expression(0)? {
             ConstantValue::Integer(distance) => Ok(distance as i64),
             _ => Err(PtxError::syntax(place, "a distance has a fraction")),

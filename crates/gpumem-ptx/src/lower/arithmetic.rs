@@ -350,8 +350,8 @@ impl<'s, 't> Lower<'s, 't> {
         let names = match (is_subtraction, takes_carry) {
             (false, false) => ("add", "add.carry"),
             (false, true) => ("addc", "addc.carry"),
-            (true, false) => ("sub", "sub.borrow"),
-            (true, true) => ("subc", "subc.borrow"),
+            (true, false) => ("sub", "sub.carry"),
+            (true, true) => ("subc", "subc.carry"),
         };
         let chosen = integer::choose(names.0, of).zip(integer::choose(names.1, of));
         let (function, carries) = chosen.ok_or_else(|| self.unknown(instruction))?;

@@ -38,16 +38,17 @@ pub(crate) fn choose(name: &str, of: Type) -> Option<Alu> {
                     (((a as $wide * b as $wide) >> <$value>::BITS) as $value).saturating_add(c)
                 }),
                 "add.carry" => alu!(|a: $value, b: $value| a.unsigned().checked_add(b.unsigned()).is_none()),
-                "sub.borrow" => alu!(|a: $value, b: $value| a.unsigned() < b.unsigned()),
+                // As on a GPU, the carry of a difference is that of the sum with the complement: set if nothing was borrowed.
+                "sub.carry" => alu!(|a: $value, b: $value| a.unsigned() >= b.unsigned()),
                 "addc" => alu!(|a: $value, b: $value, c: bool| a.wrapping_add(b).wrapping_add(c as $value)),
                 "addc.carry" => alu!(|a: $value, b: $value, c: bool| {
                     let (sum, first) = a.unsigned().overflowing_add(b.unsigned());
                     first | sum.overflowing_add(u8::from(c).into()).1
                 }),
-                "subc" => alu!(|a: $value, b: $value, c: bool| a.wrapping_sub(b).wrapping_sub(c as $value)),
-                "subc.borrow" => alu!(|a: $value, b: $value, c: bool| {
+                "subc" => alu!(|a: $value, b: $value, c: bool| a.wrapping_sub(b).wrapping_sub(!c as $value)),
+                "subc.carry" => alu!(|a: $value, b: $value, c: bool| {
                     let (difference, first) = a.unsigned().overflowing_sub(b.unsigned());
-                    first | difference.overflowing_sub(u8::from(c).into()).1
+                    !(first | difference.overflowing_sub(u8::from(!c).into()).1)
                 }),
                 "shr" => alu!(|a: $value, by: u32| {
                     if by < <$value>::BITS { a >> by } else { (a >> (<$value>::BITS - 1)) >> 1 }

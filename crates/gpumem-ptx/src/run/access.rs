@@ -298,6 +298,11 @@ impl<'r> Run<'r> {
     /// Reads the parameters of the kernel.
     pub(crate) fn parameter(&self, access: &Access, address: u64, element: u8) -> Result<u64, Mistake> {
         let size_bytes = u64::from(access.bytes);
+        let whole_bytes = size_bytes * u64::from(access.count);
+        if address & (whole_bytes - 1) != 0 {
+            let space = "parameter";
+            return Err(Mistake::Misaligned { space, address, size_bytes: whole_bytes, is_write: false });
+        }
         let offset_bytes = address.wrapping_add(u64::from(element) * size_bytes);
         let bytes = usize::try_from(offset_bytes).ok().and_then(|start| self.launch.parameters.get(start..));
         let bytes = bytes.and_then(|bytes| bytes.get(..size_bytes as usize)).ok_or(Mistake::OutOfBounds {

@@ -202,6 +202,8 @@ fn misaligned_accesses_of_each_memory() {
         ("ld.u32 %r1, [%rd0+2];", "global", 0x1_0002),
         (".shared .align 8 .b8 s[16]; ld.shared.u32 %r1, [s+2];", "shared", 2),
         (".local .align 8 .b8 l[16]; mov.u64 %rd2, l; ld.local.u32 %r1, [%rd2+2];", "local", 2),
+        ("ld.param.u32 %r1, [out+2];", "parameter", 2),
+        ("mov.b64 %rd2, out; cvta.param.u64 %rd2, %rd2; ld.u32 %r1, [%rd2+2];", "parameter", 2),
     ] {
         let found = mistake(lines, 1);
         assert!(
