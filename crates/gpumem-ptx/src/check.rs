@@ -73,6 +73,13 @@ impl Noted {
             && self.order.is_for_launches() == sought.is_strong
     }
 
+    /// The addresses of the elements: each is read and written on its own.
+    fn elements(&self) -> impl Iterator<Item = u64> + Clone + use<> {
+        let (address, step) = (self.address, u64::from(self.element_bytes).max(1));
+        let count = if self.element_bytes == 0 { 1 } else { self.size_bytes.div_ceil(step) };
+        (0..count).map(move |index| address.wrapping_add(index * step))
+    }
+
     /// Divides a read into units. A unit counts as unwritten if none of its bytes was written: compilers copy structures by words of 8 bytes,
     /// or by elements of at least 4, and so read the padding between the members.
     fn units(&self, address: u64) -> impl Iterator<Item = Range<u64>> {
@@ -632,14 +639,13 @@ impl<'r> Checker<'r> {
         }
         let is_strong = noted.order.is_strong || noted.touch == Touch::Atomic;
         let scope = noted.order.scope;
-        let key = (is_shared.then_some(block), noted.address);
-        if is_strong
-            && matches!(noted.touch, Touch::Read | Touch::Atomic)
-            && let Some(released) = self.released.get(&key)
-        {
-            state.threads[noted.thread as usize].seen.join(&released.known_to(block, scope));
-            if noted.order.is_acquire {
-                state.acquire(noted.thread as usize, scope);
+        let keys = noted.elements().map(|address| (is_shared.then_some(block), address));
+        if is_strong && matches!(noted.touch, Touch::Read | Touch::Atomic) {
+            for released in keys.clone().filter_map(|key| self.released.get(&key)) {
+                state.threads[noted.thread as usize].seen.join(&released.known_to(block, scope));
+                if noted.order.is_acquire {
+                    state.acquire(noted.thread as usize, scope);
+                }
             }
         }
         let own = threads * block + u64::from(noted.thread);
@@ -703,15 +709,17 @@ impl<'r> Checker<'r> {
             if scope == Scope::Block {
                 own.device = None;
             }
-            let before = self.released.remove(&key).filter(|_| noted.touch == Touch::Atomic);
-            let mut all = before.unwrap_or_default();
-            all.device = joined(&all.device, &own.device);
-            if own.block.is_some() {
-                let of_block = all.blocks.entry(block).or_default();
-                *of_block = joined(of_block, &own.block);
-            }
-            if all.device.is_some() || !all.blocks.is_empty() {
-                self.released.insert(key, all);
+            for key in keys {
+                let before = self.released.remove(&key).filter(|_| noted.touch == Touch::Atomic);
+                let mut all = before.unwrap_or_default();
+                all.device = joined(&all.device, &own.device);
+                if own.block.is_some() {
+                    let of_block = all.blocks.entry(block).or_default();
+                    *of_block = joined(of_block, &own.block);
+                }
+                if all.device.is_some() || !all.blocks.is_empty() {
+                    self.released.insert(key, all);
+                }
             }
         }
         let mut pending = None;

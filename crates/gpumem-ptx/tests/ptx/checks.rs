@@ -200,6 +200,12 @@ fn fences_of_a_block_order_its_threads() {
     for (writer, reader) in [("mov.u32 %r3, 0;", "membar.cta;"), ("membar.cta;", "")] {
         assert!(is_race(&checked(&lines(writer, reader), 64).hazards, "shared"), "{writer} {reader}");
     }
+    // Each element of a vector is a flag.
+    let of_vectors = lines("mov.u32 %r3, 1;\n@%p0 membar.cta;", "membar.cta;")
+        .replace("st.volatile.shared.u32 [tile+8], 1", "st.volatile.shared.v2.u32 [tile+8], {%r3, %r3}")
+        .replace("ld.volatile.shared.u32 %r1, [tile+8]", "ld.volatile.shared.u32 %r1, [tile+12]")
+        .replace("st.shared.u32 [tile+8], %r0;", "st.shared.u32 [tile+12], %r0;");
+    assert_eq!(hazards(&of_vectors, 64), [""; 0]);
 }
 
 #[test]
