@@ -7,7 +7,7 @@ use crate::fault::Mistake;
 use crate::number::{LANES, Lanes};
 use crate::program::{Op, Shuffle, ShuffleKind, Slot, Vote};
 use crate::run::Run;
-use crate::run::group::Waiting;
+use crate::run::group::{Group, Waiting};
 use crate::run::undefined::Origin;
 use crate::run::warp::{Flow, Warp, bits, set_lanes};
 
@@ -156,7 +156,7 @@ impl Warp {
             }
             _ => {}
         }
-        if meeting.others.is_empty() {
+        if meeting.others.is_empty() && meeting.own.lanes == active {
             return Flow::Next;
         }
         for party in meeting.parties() {
@@ -176,13 +176,18 @@ impl Warp {
         op: &Op,
     ) -> Option<Meeting> {
         let group = &self.groups[index];
-        let own = Party { index, step: group.pc, base: group.frame.registers, lanes: active };
+        let mut own = Party { index, step: group.pc, base: group.frame.registers, lanes: active };
         let mut named = mask.map(|mask| *self.lanes(run, own.base, mask));
         let mut others = Vec::new();
         let is_whole = active == group.mask && self.groups.len() == 1;
         if let Some(named) = named.as_mut().filter(|_| !is_whole) {
             let alive = self.alive();
-            let mut there = active;
+            own.lanes = lanes_of_one_wait(named, active, alive);
+            if own.lanes != active {
+                self.split_guarded(index, active);
+                self.split_waiting(index, own.lanes);
+            }
+            let mut there = own.lanes;
             loop {
                 let wanted = bits(there).fold(0, |mask, lane| mask | named[lane] as u32) & alive;
                 let missing = wanted & !there;
@@ -190,7 +195,7 @@ impl Warp {
                     break;
                 }
                 let Some((party, masks)) = self.party_of(run, missing, (there, named), op) else {
-                    self.split_guarded(index, active);
+                    self.split_guarded(index, own.lanes);
                     self.groups[index].waiting = Waiting::Lanes;
                     return None;
                 };
@@ -201,9 +206,17 @@ impl Warp {
         }
         if !others.is_empty() {
             // Those that execute the next instruction later must not count as having executed this one.
-            self.split_guarded(index, active);
+            self.split_guarded(index, own.lanes);
         }
         Some(Meeting { own, others, named })
+    }
+
+    /// Leaves lanes of a group at their place, in a group of their own.
+    fn split_waiting(&mut self, index: usize, lanes: u32) {
+        let group = &mut self.groups[index];
+        let rest = Group { mask: group.mask & !lanes, ..group.clone() };
+        group.mask = lanes;
+        self.groups.push(rest);
     }
 
     /// A group at another place that waits at the same instruction with the same mask, and has some of the lanes that are missing.
@@ -363,6 +376,33 @@ impl Warp {
             self.undefined.remove(party.base + shuffle.to, party.lanes);
         }
         found.into_iter().for_each(|(register, origin)| self.undefined.add(register, origin));
+    }
+}
+
+/// Of lanes at one place, those that go on together: all that wait for nobody elsewhere, or else the first and those that its wait is about.
+fn lanes_of_one_wait(named: &Lanes, active: u32, alive: u32) -> u32 {
+    let mut complete = active;
+    loop {
+        let waits = |lane: &usize| named[*lane] as u32 & alive & !complete != 0;
+        let waiting = bits(complete).filter(waits).fold(0, |waiting, lane| waiting | 1 << lane);
+        if waiting == 0 {
+            break;
+        }
+        complete &= !waiting;
+    }
+    if complete != 0 {
+        return complete;
+    }
+    let mut together = active & active.wrapping_neg();
+    loop {
+        let naming = bits(active).filter(|lane| named[*lane] as u32 & together != 0);
+        let naming = naming.fold(0, |naming, lane| naming | 1 << lane);
+        let by_them = bits(together).fold(0, |mask, lane| mask | named[lane] as u32) & active;
+        let more = together | naming | by_them;
+        if more == together {
+            return together;
+        }
+        together = more;
     }
 }
 

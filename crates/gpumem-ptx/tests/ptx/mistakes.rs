@@ -194,6 +194,21 @@ fn a_branch_by_an_index_that_the_table_does_not_have() {
     assert_eq!(found.to_string(), "branches by index 2 of a table of 2 labels");
 }
 
+/// Lanes wait for those that they name, and not for those of others at the same place: here lane 0 has to go on, so that lanes 16 to 31
+/// come.
+#[test]
+fn lanes_wait_for_their_own_mask_alone() {
+    let lines = format!(
+        "{AT_THREAD}\nsetp.lt.u32 %p2, %r0, 8; selp.u32 %r1, 0xff, 0xffffff00, %p2; setp.lt.u32 %p1, %r0, 16; @%p1 bra X;\n\
+         S: ld.volatile.global.u32 %r2, [%rd0]; setp.eq.u32 %p3, %r2, 0; @%p3 bra S;\n\
+         X: shfl.sync.bfly.b32 %r3, %r0, 1, 31, %r1; st.global.u32 [%rd1+4], %r3;\n\
+         setp.eq.u32 %p4, %r0, 0; @%p4 st.volatile.global.u32 [%rd0], 1;"
+    );
+    let words = run(&lines, 32, 33).unwrap();
+    assert_eq!(words[0], 1);
+    assert!(words[1..].iter().enumerate().all(|(lane, word)| *word == lane as u32 ^ 1), "{words:?}");
+}
+
 /// A misaligned access names its memory: an address, or a distance.
 #[test]
 fn misaligned_accesses_of_each_memory() {
