@@ -346,7 +346,7 @@ fn copies_and_fills_report_a_dead_context() {
 /// Queues a kernel that reads outside of any allocation.
 fn queue_a_fault(fixture: &Fixture, stream: &Stream) {
     let ptx = c".version 8.0 .target sm_70 .address_size 64
-        .visible .entry astray() { .reg .b16 %byte; ld.global.u8 %byte, [8]; ret; }";
+        .visible .entry astray() { .reg .b16 %byte; .reg .b64 %at; mov.u64 %at, 8; ld.global.u8 %byte, [%at]; ret; }";
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let none = std::ptr::null_mut::<std::ffi::c_void>();
     let _bound = fixture.device.bind().unwrap();
