@@ -424,7 +424,7 @@ impl KernelPlace {
     /// The place in its kernel.
     fn show_inside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}", self.line)?;
-        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::name(line)))?;
+        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::sentence(line)))?;
         let triple = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
         write!(f, ", block {}, thread {}", triple(self.block), triple(self.thread))
     }
