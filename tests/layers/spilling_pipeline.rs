@@ -352,8 +352,9 @@ fn limits_change_while_arrays_are_used() {
             }
             is_over.store(true, Ordering::Relaxed);
         });
+        // Memory that work still uses is released later.
+        gpu.device().synchronize().unwrap();
         gpu.pool().set_hard_limit(3 << 20).unwrap();
-        gpu.synchronize().unwrap();
         let arrays = vectors(&gpu, 6);
         check(&arrays);
         gpu.synchronize().unwrap();
