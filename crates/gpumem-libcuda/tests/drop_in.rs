@@ -96,13 +96,13 @@ fn a_finding_in_a_kernel_has_its_place() {
         "thread": object["thread"],
     });
     let expected = serde_json::json!({
-        "kernel": "overrun", "ptx_line": 9, "source": "/home/runner/work/project/project/crates/kernels/source/cuda/reduce/over.cu:7", "block": [1, 0, 0], "thread": [2, 0, 0],
+        "kernel": "overrun", "ptx_line": 9, "source": "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7", "block": [1, 0, 0], "thread": [2, 0, 0],
     });
     assert_eq!(place, expected);
     let address = object["address"].as_str().unwrap();
     assert!(address.starts_with("0x") && object["text"].as_str().unwrap().contains(address), "{object}");
     let annotation = stderr("github");
-    assert!(annotation.starts_with("::error file=/home/runner/work/project/project/crates/kernels/source/cuda/reduce/over.cu,line=7,title="), "{annotation}");
+    assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=7,title="), "{annotation}");
     assert!(annotation.contains("block (1, 0, 0), thread (2, 0, 0)"), "{annotation}");
 }
 
@@ -119,14 +119,14 @@ fn a_race_between_kernels_has_two_places() {
             "thread": place["thread"],
         });
         let expected = serde_json::json!({
-            "kernel": "overrun", "ptx_line": 9, "source": "/home/runner/work/project/project/crates/kernels/source/cuda/reduce/over.cu:7", "block": [0, 0, 0], "thread": [0, 0, 0],
+            "kernel": "overrun", "ptx_line": 9, "source": "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7", "block": [0, 0, 0], "thread": [0, 0, 0],
         });
         assert_eq!(found, expected, "{object}");
         assert!(place["address"].as_str().unwrap().starts_with("0x"));
     }
     let (annotation, text) = (stderr("github"), stderr("text"));
-    assert!(annotation.starts_with("::error file=/home/runner/work/project/project/crates/kernels/source/cuda/reduce/over.cu,line=7,title=race between streams"), "{annotation}");
-    let place = "at line 9 (/home/runner/work/project/project/crates/kernels/source/cuda/reduce/over.cu:7), block (0, 0, 0), thread (0, 0, 0)";
+    assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=7,title=race between streams"), "{annotation}");
+    let place = "at line 9 (/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7), block (0, 0, 0), thread (0, 0, 0)";
     assert_eq!(
         (annotation.matches(place).count(), text.matches(place).count()),
         (2, 2),
@@ -342,7 +342,7 @@ mod child {
     const OVERRUN: &std::ffi::CStr = c".version 8.0
 .target sm_70
 .address_size 64
-.file 1 \"/home/runner/work/project/project/crates/kernels/source/cuda/reduce/over.cu\"
+.file 1 \"/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu\"
 .visible .entry overrun(.param .u64 out) {
     .reg .b32 %r<4>; .reg .b64 %rd<3>;
     ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r0, %r1, 4, %r0; mul.wide.u32 %rd1, %r0, 4;
