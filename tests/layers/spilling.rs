@@ -730,6 +730,27 @@ mod file {
         }
     }
 
+    /// The host has room for the array that returns, or for the one that makes way for it: the one that returns must not move on to the file.
+    #[test]
+    fn contents_that_return_do_not_move_on() {
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+        let spill = Spill::to_host(2 << 20).then_file(std::env::temp_dir(), 64 << 20);
+        let device = Device::new(&driver, 0).unwrap();
+        let gpu = Gpu::new(&Pool::builder(&device).hard_limit("4MiB").spill(spill).build().unwrap()).unwrap();
+        let array = |len, value| GpuArray::<f32, Ix1>::from_elem(&gpu, len, value).unwrap();
+        let [mut first, mut second, mut third] = [1.0, 2.0, 3.0].map(|value| array(LEN, value));
+        let large = array(2 * LEN, 4.0);
+        // The large one was used least recently.
+        second.try_add_assign(1.0).unwrap();
+        third.try_add_assign(1.0).unwrap();
+        let before = gpu.pool().status().unwrap();
+        assert_eq!(before.spilled_bytes, 1 << 20, "{before:#}");
+        let expected = if first.try_add_assign(1.0).is_ok() { 2.0 } else { 1.0 };
+        for (array, value) in [(&first, expected), (&second, 3.0), (&third, 4.0), (&large, 4.0)] {
+            assert!(array.to_vec().unwrap().iter().all(|found| *found == value), "{value}");
+        }
+    }
+
     /// Downloads and checkpoints read what is in the file from there.
     #[test]
     fn contents_in_it_are_read_without_the_device() {

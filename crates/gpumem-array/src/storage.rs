@@ -1214,7 +1214,7 @@ pub(crate) fn queue_inlined(
     }
 }
 
-/// What is known of work that was queued.
+/// The outcome of queueing work.
 #[derive(Default)]
 struct QueuedWork {
     has_written: bool,

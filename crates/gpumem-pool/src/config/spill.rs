@@ -165,7 +165,7 @@ fn next_place(text: &str) -> (&str, Option<&str>) {
     text.split_once('+').map_or((text, None), |(place, rest)| (place, Some(rest)))
 }
 
-/// What follows a word, in upper or lower case.
+/// The rest of a text that begins with a word, in upper or lower case.
 fn after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     let (start, rest) = text.split_at_checked(word.len())?;
     start.eq_ignore_ascii_case(word).then_some(rest)

@@ -85,8 +85,8 @@ pub(crate) struct Spiller {
     /// In a turn: contents return ahead of their use, and make room by dropping contents that the host has, which are not expected within
     /// as many operations; 0 in other turns.
     early_distance: AtomicU64,
-    /// In a turn: 1 while contents are about to return, and room is made for them.
-    is_returning: AtomicU64,
+    /// In a turn: 1 while contents are about to return, and room is made for them; otherwise 0.
+    returning: AtomicU64,
     /// True if the host has refused memory for the last contents that needed some.
     is_host_short: AtomicBool,
 }
@@ -131,7 +131,7 @@ impl Spiller {
             plan: Lock::default(),
             blocks: Lock::default(),
             early_distance: AtomicU64::new(0),
-            is_returning: AtomicU64::new(0),
+            returning: AtomicU64::new(0),
             is_host_short: AtomicBool::new(false),
         });
         if let Some(neighbour) = &spiller.neighbour {
@@ -278,7 +278,7 @@ impl Spiller {
     /// The host memory that has to be free for a copy of such a size: unless contents are about to return, as much again, because what is
     /// away can return only if something else can leave.
     fn host_bytes_for(&self, size_bytes: u64) -> u64 {
-        let copies = if self.is_returning.load(Ordering::Relaxed) == 1 { 1 } else { 2 };
+        let copies = if self.returning.load(Ordering::Relaxed) == 1 { 1 } else { 2 };
         copies * size_bytes.max(self.plan.lock().largest_away_bytes())
     }
 
@@ -345,10 +345,12 @@ impl Spiller {
             return Ok(());
         }
         let [_, up, ..] = self.streams()?;
-        let returning = Meanwhile::new(&self.is_returning, 1);
-        self.read_back(block, up)?;
-        let copied_bytes = block.bring_back(up)?;
+        let returning = Restored::new(&self.returning, 1);
+        block.set_returning(true);
+        let returned = self.read_back(block, up).and_then(|()| block.bring_back(up));
+        block.set_returning(false);
         drop(returning);
+        let copied_bytes = returned?;
         block.note_move(MoveKind::Back { is_early }, block.address(), up);
         self.activity.spilled_up_bytes.add(copied_bytes);
         self.plan.lock().set_resident(block.number, true, is_early);
@@ -387,7 +389,7 @@ impl Spiller {
             }
             block.protect(&turn);
             let distance = self.plan.lock().expected_in(number).unwrap_or(0);
-            let early = Meanwhile::new(&self.early_distance, EARLY_FACTOR * distance.max(1));
+            let early = Restored::new(&self.early_distance, EARLY_FACTOR * distance.max(1));
             let returned = ahead_of_use(|| self.bring_back(&block, true));
             drop(early);
             // Without memory for it, it returns at its use.
@@ -564,19 +566,20 @@ impl Spills for Spiller {
     }
 }
 
-/// A word has a value until this is dropped: a reclaim callback of the program may panic meanwhile.
-struct Meanwhile<'a> {
+/// Gives a word its earlier value back when it is dropped, also if a reclaim callback of the program panics.
+struct Restored<'a> {
     word: &'a AtomicU64,
     before: u64,
 }
 
-impl<'a> Meanwhile<'a> {
+impl<'a> Restored<'a> {
+    /// Sets the word.
     fn new(word: &'a AtomicU64, value: u64) -> Self {
         Self { word, before: word.swap(value, Ordering::Relaxed) }
     }
 }
 
-impl Drop for Meanwhile<'_> {
+impl Drop for Restored<'_> {
     fn drop(&mut self) {
         self.word.store(self.before, Ordering::Relaxed);
     }

@@ -24,7 +24,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_SIM_KERNEL_STEPS",
-        meaning: "a number: the steps of warps after which the simulator stops a kernel as endless (default 4294967296, one to four minutes)",
+        meaning: "a number: the steps of warps after which the simulator stops a kernel as endless (default 4294967296, some minutes)",
     },
     Variable {
         name: "GPUMEM_SIM_FINDINGS",

@@ -73,7 +73,7 @@ fn what_moves_away_makes_room_unless_it_is_needed() {
     assert!(!queue.is_admitted(third), "the second counts on a part of its memory");
 }
 
-/// Four sessions of 60 in a memory of 300, of which one is idle there: with moves, two run.
+/// Sessions of 60 in a memory of 300, which holds five: where one has to make way for another, two are admitted.
 #[test]
 fn where_contents_make_way_half_of_the_memory_is_reserved() {
     let sessions = |idle: &[u16], free_bytes| RoomSupply {

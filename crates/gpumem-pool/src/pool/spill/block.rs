@@ -76,6 +76,8 @@ struct Places {
     host: Option<Block>,
     /// The contents of the latest copy on the host, in a file. Without another copy, they are read back before they return.
     file: Option<FilePart>,
+    /// True while the contents are about to return: the copy on the host is needed for that.
+    is_returning: bool,
     /// The points behind the latest uses of the device memory on further streams.
     points: Vec<StreamPoint>,
 }
@@ -564,6 +566,11 @@ impl Movable {
         places.device.is_none() && places.host.is_none() && places.file.is_some()
     }
 
+    /// The copy on the host does not move on from now on, or may again.
+    pub(super) fn set_returning(&self, is_returning: bool) {
+        self.places.lock().is_returning = is_returning;
+    }
+
     /// Writes contents that are on the host alone to a file, and frees the host memory. Waits for their copy to the host. False if the file
     /// has no room.
     pub(super) fn move_to_file(&self, file: &Arc<FileMemory>) -> Result<bool, PoolError> {
@@ -572,7 +579,7 @@ impl Movable {
             self.pool.device().synchronize_point(saved)?;
         }
         let mut places = self.places.lock();
-        if places.device.is_some() {
+        if places.device.is_some() || places.is_returning {
             return Ok(false);
         }
         if places.file.is_none() {

@@ -1,5 +1,5 @@
-//! [`FileMemory`]: a file that contents move to when the host memory for them is full. The thread that needs the memory waits for the disk:
-//! what it has queued on the device goes on meanwhile.
+//! [`FileMemory`]: a file that contents move to when the host memory for them is full. The thread that needs the memory waits for the disk,
+//! while the device works on what is queued.
 
 use crate::config::SpillFile;
 use crate::error::{PoolError, SpillFileReport};
