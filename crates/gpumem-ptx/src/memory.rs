@@ -2,6 +2,7 @@
 
 use core::cell::Cell;
 use core::ops::Range;
+use std::collections::HashMap;
 
 /// Device memory, as a kernel reaches it by addresses.
 pub trait DeviceMemory {
@@ -67,47 +68,123 @@ pub struct Sought {
     pub is_strong: bool,
 }
 
-/// Collects ranges.
+/// Collects ranges. Where they are many and short, as of a kernel that reads here and there, a page has a bit for each byte.
 pub(crate) struct Ranges {
     ranges: Vec<Range<u64>>,
-    /// The number of ranges at which they are joined.
-    joined_at: usize,
+    /// The bytes of pages, by the numbers of the pages.
+    pages: HashMap<u64, usize>,
+    bits: Vec<PageBits>,
+    /// The number of a page and the place of its bits.
+    last: (u64, usize),
 }
+
+type PageBits = [u64; (PAGE_BYTES / 64) as usize];
 
 impl Ranges {
     pub(crate) fn new() -> Self {
-        Self { ranges: Vec::new(), joined_at: JOINED_AT_MIN }
+        Self { ranges: Vec::new(), pages: HashMap::new(), bits: Vec::new(), last: (u64::MAX, 0) }
     }
 
     pub(crate) fn add(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
-        self.ranges.push(range);
-        if self.ranges.len() >= self.joined_at {
-            self.join();
-            self.joined_at = (2 * self.ranges.len()).max(JOINED_AT_MIN);
+        if self.ranges.len() < RANGES_MAX {
+            self.ranges.push(range);
+        } else {
+            self.add_scattered(range);
         }
     }
 
-    fn join(&mut self) {
+    #[cold]
+    fn join_all(&mut self) {
         self.ranges.sort_unstable_by_key(|range| range.start);
-        self.ranges.dedup_by(|next, first| {
-            let is_joined = next.start <= first.end;
-            if is_joined {
-                first.end = first.end.max(next.end);
+        join(&mut self.ranges);
+    }
+
+    /// Adds one more than the list has room for.
+    fn add_scattered(&mut self, range: Range<u64>) {
+        let page = range.start / PAGE_BYTES;
+        if range.end.div_ceil(PAGE_BYTES) != page + 1 {
+            self.ranges.push(range);
+            // Long ranges are joined each time that their number has doubled.
+            if self.ranges.len().is_power_of_two() {
+                self.join_all();
             }
-            is_joined
-        });
+            return;
+        }
+        if self.last.0 != page {
+            let bits = &mut self.bits;
+            let place = *self.pages.entry(page).or_insert_with(|| {
+                bits.push([0; (PAGE_BYTES / 64) as usize]);
+                bits.len() - 1
+            });
+            self.last = (page, place);
+        }
+        let bits = &mut self.bits[self.last.1];
+        let (mut at, end) = (range.start % PAGE_BYTES, range.end - page * PAGE_BYTES);
+        while at < end {
+            let bit = at % 64;
+            let count = (64 - bit).min(end - at);
+            bits[(at / 64) as usize] |= u64::MAX >> (64 - count) << bit;
+            at += count;
+        }
     }
 
     fn finish(mut self) -> Vec<Range<u64>> {
-        self.join();
-        self.ranges
+        self.join_all();
+        if self.bits.is_empty() {
+            return self.ranges;
+        }
+        let mut pages: Vec<_> = self.pages.into_iter().collect();
+        pages.sort_unstable();
+        let mut short = Vec::new();
+        for (page, place) in pages {
+            for (at, word) in self.bits[place].iter().enumerate() {
+                let start = page * PAGE_BYTES + 64 * at as u64;
+                runs(*word, |first, end| short.push(start + first..start + end));
+            }
+        }
+        join(&mut short);
+        // Both are sorted.
+        let mut all = Vec::with_capacity(self.ranges.len() + short.len());
+        let (mut one, mut other) = (self.ranges.into_iter().peekable(), short.into_iter().peekable());
+        while let Some(next) = match (one.peek(), other.peek()) {
+            (Some(a), Some(b)) if b.start < a.start => other.next(),
+            (Some(_), _) => one.next(),
+            _ => other.next(),
+        } {
+            all.push(next);
+        }
+        join(&mut all);
+        all
     }
 }
 
-const JOINED_AT_MIN: usize = 1 << 12;
+/// Joins sorted ranges that touch.
+fn join(ranges: &mut Vec<Range<u64>>) {
+    ranges.dedup_by(|next, first| {
+        let is_joined = next.start <= first.end;
+        if is_joined {
+            first.end = first.end.max(next.end);
+        }
+        is_joined
+    });
+}
+
+/// Calls `found` with each run of ones.
+fn runs(mut word: u64, mut found: impl FnMut(u64, u64)) {
+    while word != 0 {
+        let first = word.trailing_zeros();
+        let end = first + (word >> first).trailing_ones();
+        found(first.into(), end.into());
+        word = word.checked_shr(end).unwrap_or(0).checked_shl(end).unwrap_or(0);
+    }
+}
+
+/// The number of ranges up to which they are a list.
+const RANGES_MAX: usize = 1 << 12;
+const PAGE_BYTES: u64 = 4096;
 
 /// A little-endian number in `cells`, which are as many as its bytes.
 pub(crate) fn get(cells: &[Cell<u8>]) -> u64 {
@@ -156,5 +233,28 @@ mod tests {
         let mut ranges = Ranges::new();
         (0..100_000).for_each(|start| ranges.add(4 * start..4 * start + 4));
         assert_eq!(ranges.finish(), std::slice::from_ref(&(0..400_000)));
+    }
+
+    #[test]
+    fn many_ranges_are_those_of_a_list() {
+        let mut number = 1_u64;
+        let mut random = |below: u64| {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (number >> 33) % below
+        };
+        for (space, longest) in [(1 << 16, 8), (1 << 20, 64), (1 << 20, 3 * PAGE_BYTES), (1 << 40, 9)] {
+            let mut ranges = Ranges::new();
+            let mut all: Vec<_> = (0..4 * RANGES_MAX)
+                .map(|_| {
+                    let start = random(space);
+                    start..start + random(longest)
+                })
+                .filter(|range| !range.is_empty())
+                .collect();
+            all.iter().for_each(|range| ranges.add(range.clone()));
+            all.sort_unstable_by_key(|range| range.start);
+            join(&mut all);
+            assert_eq!(ranges.finish(), all);
+        }
     }
 }

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 /// A moment of a stream, or of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Epoch {
     pub(crate) stream_index: u32,
     pub(crate) time: u64,

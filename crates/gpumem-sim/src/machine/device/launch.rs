@@ -107,7 +107,7 @@ impl Machine {
         self.printed.push_str(&outcome.printed);
         self.note_hazards(&queued.body.name, outcome.hazards);
         self.note_launched(context, queued, seed, (outcome.steps, &outcome.touched));
-        self.note_ranges(&queued.body.name, &outcome.touched);
+        self.note_text(&queued.body.name, &outcome.touched);
         let Some(mistake) = outcome.mistake else { return Ok(()) };
         let (kind, code) = match mistake.mistake {
             Mistake::Misaligned { .. } => (FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS),
@@ -212,7 +212,7 @@ impl Machine {
     }
 
     /// Notes what a kernel's text accessed, the reads before the writes.
-    fn note_ranges(&mut self, name: &Arc<str>, touched: &Touched) {
+    fn note_text(&mut self, name: &Arc<str>, touched: &Touched) {
         let Some(races) = &mut self.races else { return };
         // These reads were compared with the writes while the kernel ran.
         let is_unwritten_wanted = core::mem::take(&mut races.is_unwritten_wanted);
@@ -225,17 +225,7 @@ impl Machine {
             (true, AccessKind::KernelWrite, &touched.writes),
         ];
         for (is_write, kind, ranges) in all {
-            for range in ranges {
-                // Ranges of allocations that lie side by side are one.
-                let mut at = range.start;
-                while at < range.end
-                    && let Some(found) = self.memory.live(at, 1)
-                {
-                    let end = found.end().min(range.end);
-                    self.note_access(is_write, kind(Arc::clone(name)), at, end - at, found.bytes_at(at));
-                    at = end;
-                }
-            }
+            self.note_ranges(is_write, &kind(Arc::clone(name)), ranges);
         }
         if let Some(races) = &mut self.races {
             races.is_unwritten_wanted = is_unwritten_wanted;

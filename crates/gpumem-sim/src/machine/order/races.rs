@@ -35,12 +35,43 @@ impl Machine {
         bytes: Bytes,
     ) {
         self.each_piece(&kind, address, size_bytes, bytes, |machine, address, range| {
-            machine.note_piece(is_write, &kind, address, range);
+            machine.note_places(is_write, &kind, address, &[range]);
         });
     }
 
-    fn note_piece(&mut self, is_write: bool, kind: &AccessKind, address: u64, range: Range<u64>) {
-        let Some(trace) = self.trace(kind.clone(), address, &range) else { return };
+    /// Notes that the running operation accesses these addresses, which are in order, in one access.
+    pub(crate) fn note_ranges(&mut self, is_write: bool, kind: &AccessKind, ranges: &[Range<u64>]) {
+        if self.races.is_none() {
+            return;
+        }
+        let mut ranges = ranges.iter().cloned();
+        let mut next = ranges.next();
+        while let Some(first) = next.clone() {
+            let Some(found) = self.memory.live(first.start, 1) else {
+                next = ranges.next();
+                continue;
+            };
+            let place = self.place_of(found.base, &found);
+            let place_of = |address: u64| place + (address - found.base);
+            let mut places = Vec::new();
+            // Ranges of allocations that lie side by side are one.
+            while let Some(range) = next.take_if(|range| range.start < found.end()) {
+                let end = range.end.min(found.end());
+                places.push(place_of(range.start)..place_of(end));
+                next = if end < range.end { Some(end..range.end) } else { ranges.next() };
+            }
+            if found.is_mapped() || matches!(found.allocated_by, AllocatedBy::Imported(_)) {
+                self.note_use(kind.clone(), first.start, found.base, &places[0]);
+            }
+            self.note_places(is_write, kind, first.start, &places);
+        }
+    }
+
+    /// Notes an access to places of one allocation, of which the first is at an address.
+    fn note_places(&mut self, is_write: bool, kind: &AccessKind, address: u64, places: &[Range<u64>]) {
+        let Some(trace) = places.first().and_then(|first| self.trace(kind.clone(), address, first)) else {
+            return;
+        };
         let is_host = !crate::base::address::is_device_address(address);
         let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
         else {
@@ -50,18 +81,18 @@ impl Machine {
         let mut conflicts = Vec::new();
         let mut unwritten = None;
         if is_write && kind.is_strong() {
-            races.shadow.strong_write(range, trace.clone(), is_ordered, &mut conflicts);
+            races.shadow.strong_write(places, &trace, is_ordered, &mut conflicts);
         } else if is_write {
-            races.shadow.write(range, trace.clone(), is_ordered, &mut conflicts);
+            races.shadow.write(places, &trace, is_ordered, &mut conflicts);
         } else {
             let has_known_writes = || {
                 let found = self.memory.live(address, 1);
                 found.is_none_or(|found| found.allocated_by.has_known_writes())
             };
             if races.is_unwritten_wanted && !is_host && has_known_writes() {
-                unwritten = races.shadow.unwritten(range.clone());
+                unwritten = places.iter().find_map(|place| races.shadow.unwritten(place.clone()));
             }
-            races.shadow.read(range, trace.clone(), is_ordered, &mut conflicts);
+            races.shadow.read(places, &trace, is_ordered, &mut conflicts);
         }
         self.report_races(&trace, &conflicts);
         if let Some(unwritten) = unwritten {
@@ -87,11 +118,11 @@ impl Machine {
         let is_ordered = |epoch: Epoch| epoch.stream_index == HOST || clocks.host.covers(epoch);
         let mut conflicts = Vec::new();
         match trace.kind {
-            AccessKind::HostRead => shadow.read(range, trace.clone(), is_ordered, &mut conflicts),
+            AccessKind::HostRead => shadow.read(&[range], &trace, is_ordered, &mut conflicts),
             AccessKind::Free | AccessKind::Unregister => {
                 shadow.check_and_clear(range, is_ordered, &mut conflicts)
             }
-            _ => shadow.write(range, trace.clone(), is_ordered, &mut conflicts),
+            _ => shadow.write(&[range], &trace, is_ordered, &mut conflicts),
         }
         self.report_races(&trace, &conflicts);
     }
