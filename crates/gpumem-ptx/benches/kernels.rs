@@ -19,15 +19,17 @@ struct Work {
     body: &'static str,
     threads: u32,
     number: u32,
+    is_checked: bool,
 }
 
-const WORKS: [Work; 4] = [
+const WORKS: [Work; 5] = [
     Work {
         name: "saxpy",
         what: "b[i] = 2 a[i] + b[i]",
         body: include_str!("kernels/saxpy.ptx"),
         threads: 1 << 20,
         number: 1 << 20,
+        is_checked: false,
     },
     Work {
         name: "product",
@@ -35,6 +37,7 @@ const WORKS: [Work; 4] = [
         body: include_str!("kernels/product.ptx"),
         threads: 1 << 16,
         number: 256,
+        is_checked: false,
     },
     Work {
         name: "collatz",
@@ -42,6 +45,7 @@ const WORKS: [Work; 4] = [
         body: include_str!("kernels/collatz.ptx"),
         threads: 1 << 16,
         number: 1 << 16,
+        is_checked: false,
     },
     Work {
         name: "block_sum",
@@ -49,6 +53,15 @@ const WORKS: [Work; 4] = [
         body: include_str!("kernels/block_sum.ptx"),
         threads: 1 << 18,
         number: 1 << 18,
+        is_checked: false,
+    },
+    Work {
+        name: "tickets",
+        what: "fence and atomic, races looked for",
+        body: include_str!("kernels/tickets.ptx"),
+        threads: 1 << 16,
+        number: 1 << 16,
+        is_checked: true,
     },
 ];
 
@@ -90,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("row\tptx/{}/1\t{rate}\tMop/s", work.name);
             continue;
         }
-        let peer = if is_quick { None } else { peer(work, threads)? };
+        let peer = if is_quick || work.is_checked { None } else { peer(work, threads)? };
         let [peer, ratio] = match peer {
             Some(peer) => [format!("{:.1}", 1e3 * peer), format!("{:.1}", peer / seconds)],
             None => [String::new(), String::new()],
@@ -117,7 +130,7 @@ fn measured(work: &Work, threads: u32, cores: usize) -> Result<(f64, f64), Box<d
         variables: &[],
         seed: 1,
         steps_max: u64::MAX,
-        checks: Checks::default(),
+        checks: Checks { races: work.is_checked, uninitialised: false },
         cores,
     };
     let mut best = f64::MAX;
@@ -126,7 +139,7 @@ fn measured(work: &Work, threads: u32, cores: usize) -> Result<(f64, f64), Box<d
         let start = Instant::now();
         let outcome = entry.run(launch, &memory)?;
         best = best.min(start.elapsed().as_secs_f64());
-        if let Some(mistake) = outcome.mistake {
+        if let Some(mistake) = outcome.mistake.or_else(|| outcome.hazards.into_iter().next()) {
             return Err(mistake.into());
         }
         steps = outcome.steps;

@@ -5,18 +5,21 @@
 //! block; `bar.warp.sync`; and an atomic or other strong access, with a fence behind it, that reads what a thread wrote with an atomic or
 //! other strong access after a fence, if the scopes of all four have both threads. A barrier counts as the reader's fence. The
 //! happens-before relation is kept as times (the steps of the run): for each thread, up to which time the accesses of the others come
-//! before its own. A byte keeps its last write and two reads, so a race may be missed, but one that is reported is one under the rules of
+//! before its own ([`ThreadTimes`]). A byte keeps its last write and two reads, so a race may be missed, but one that is reported is one under the rules of
 //! PTX.
 //!
 //! An asynchronous copy writes when its thread waits for it. Until then any access to its target is a mistake.
 
+mod times;
+
+use crate::check::times::ThreadTimes;
 use crate::fault::{AccessPlace, KernelMistake, Mistake, TextLine, place};
 use crate::memory::{DeviceMemory, Sought};
 use crate::number::LANES;
 use crate::program::{Memory, ObjectUse, Order, Program, Scope};
 use core::ops::Range;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::rc::Rc;
 
 /// The checks of a launch that cost time and memory. Both are off by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,10 +109,11 @@ pub(crate) struct Checker<'r> {
     /// The block that runs.
     block: u64,
     blocks: HashMap<u64, BlockState>,
+    /// The blocks that have started. The index of a block here gives its threads their numbers.
+    started: Vec<u64>,
     global: Shadow,
-    /// The times that a thread learns by a strong read of an address: those that the last strong write published. The key has the block of
-    /// an address in shared memory.
-    released: HashMap<(Option<u64>, u64), Released>,
+    /// What was published at addresses in global memory.
+    released: HashMap<u64, Released>,
     hazards: Vec<KernelMistake>,
     seen: HashSet<(u32, u32)>,
     /// An access that is looked for, and the first one that was found.
@@ -118,6 +122,8 @@ pub(crate) struct Checker<'r> {
 }
 
 struct BlockState {
+    /// The numbers of its threads in the launch.
+    numbers: Range<u64>,
     /// The time of the last barrier of all threads.
     time: u64,
     shared: Shadow,
@@ -126,7 +132,11 @@ struct BlockState {
     /// The times up to which lanes of a warp know each other, by `bar.warp.sync`.
     warps: Vec<[[u64; LANES]; LANES]>,
     /// The threads that have arrived at a barrier of a part of the block, with the times that they knew.
-    arrived: HashMap<Phase, Vec<(u32, Known)>>,
+    arrived: HashMap<Phase, Vec<(u32, ThreadTimes)>>,
+    /// What was published at addresses in its shared memory.
+    released: HashMap<u64, Released>,
+    /// The addresses in global memory at which something was published to it alone.
+    published: HashSet<u64>,
     copies: Copies,
     /// The `mbarrier` objects that are initialised.
     objects: HashSet<u64>,
@@ -153,8 +163,8 @@ struct PendingCopy {
 
 #[derive(Clone, Default)]
 struct ThreadState {
-    /// Times learned through atomics, other strong accesses and barriers of a part of the block.
-    others: Known,
+    /// Times learned through atomics, other strong accesses and barriers.
+    others: ThreadTimes,
     /// The times that strong reads have shown since its last fence, which makes it know them.
     seen: Scoped,
     /// The times that it knew at its last fence. Its next strong write publishes them.
@@ -164,24 +174,17 @@ struct ThreadState {
 /// Times for threads of the device, and more for those of the block.
 #[derive(Clone, Default)]
 struct Scoped {
-    device: Known,
-    block: Known,
+    device: ThreadTimes,
+    block: ThreadTimes,
 }
 
-/// The times that strong writes have published: to the whole device, and to each block alone.
-#[derive(Clone, Default)]
+/// The times that a thread learns by a strong read of an address: those that the last strong write has published, to the whole device, and
+/// to each block alone.
+#[derive(Default)]
 struct Released {
-    device: Known,
-    blocks: BTreeMap<u64, Known>,
-}
-
-/// For blocks and threads, the time up to which their accesses come before those of the owner. `None` is an empty map.
-type Known = Option<Rc<BTreeMap<Who, u64>>>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
-    Block(u64),
-    Thread(u64),
+    device: ThreadTimes,
+    /// By the number of the block's first thread.
+    blocks: BTreeMap<u64, ThreadTimes>,
 }
 
 /// An earlier access to a byte. A time of 0 is none.
@@ -285,76 +288,86 @@ impl Shadow {
 }
 
 impl BlockState {
-    fn new(threads: u32) -> Self {
+    fn new(numbers: Range<u64>) -> Self {
+        let threads = (numbers.end - numbers.start) as usize;
         Self {
+            numbers,
             time: 0,
             shared: Shadow::default(),
             local: Shadow::default(),
-            threads: vec![ThreadState::default(); threads as usize],
-            warps: vec![[[0; LANES]; LANES]; (threads as usize).div_ceil(LANES)],
+            threads: vec![ThreadState::default(); threads],
+            warps: vec![[[0; LANES]; LANES]; threads.div_ceil(LANES)],
             arrived: HashMap::new(),
+            released: HashMap::new(),
+            published: HashSet::new(),
             copies: Copies::default(),
             objects: HashSet::new(),
         }
     }
 
+    fn number(&self, thread: usize) -> u64 {
+        self.numbers.start + thread as u64
+    }
+
     /// Orders what a thread has seen before what it does next, for a fence of this scope.
     fn acquire(&mut self, thread: usize, scope: Scope) {
         let Some(state) = self.threads.get_mut(thread) else { return };
-        let of_block = state.seen.block.take();
-        state.others = joined(&state.others, &of_block);
+        state.others.join(&core::mem::take(&mut state.seen.block));
         if scope == Scope::Device {
-            let of_device = state.seen.device.take();
-            state.others = joined(&state.others, &of_device);
+            state.others.join(&core::mem::take(&mut state.seen.device));
         }
     }
 
     /// All times that a thread knows, with its own.
-    fn snapshot(&self, block: u64, threads: u32, thread: u32, time: u64) -> Known {
-        let mut known = self.threads[thread as usize].others.as_deref().cloned().unwrap_or_default();
-        let first = u64::from(threads) * block;
-        let mut add = |who, time: u64| {
-            let entry = known.entry(who).or_default();
-            *entry = time.max(*entry);
-        };
-        add(Who::Block(block), self.time);
-        let (warp, lane) = (thread as usize / LANES, thread as usize % LANES);
-        for (other, time) in self.warps[warp][lane].iter().enumerate().filter(|(_, time)| **time > self.time)
-        {
-            add(Who::Thread(first + (warp * LANES + other) as u64), *time);
+    fn snapshot(&self, thread: usize, time: u64) -> ThreadTimes {
+        let mut known = self.threads[thread].others.clone();
+        known.raise(self.numbers.clone(), self.time);
+        let (warp, lane) = (thread / LANES, thread % LANES);
+        let first = self.number(warp * LANES);
+        let mut lanes = 0..0;
+        for same in self.warps[warp][lane].chunk_by(|one, other| one == other) {
+            lanes = lanes.end..lanes.end + same.len() as u64;
+            if same[0] > self.time {
+                known.raise(first + lanes.start..first + lanes.end, same[0]);
+            }
         }
-        add(Who::Thread(first + u64::from(thread)), time);
-        Some(Rc::new(known))
+        let own = self.number(thread);
+        known.raise(own..own + 1, time);
+        known
+    }
+
+    /// All threads have met at a barrier.
+    fn meets(&mut self, time: u64) {
+        self.time = time;
+        let all = 0..self.threads.len();
+        let mut together = self.joined(all.clone());
+        // It is in what each of them publishes.
+        together.others.raise(self.numbers.clone(), time);
+        self.threads[all].fill(together);
+    }
+
+    /// What these threads know and publish once they have met: for all of them the same.
+    fn joined(&mut self, threads: impl Iterator<Item = usize>) -> ThreadState {
+        let mut together = ThreadState::default();
+        for thread in threads {
+            self.acquire(thread, Scope::Device);
+            together.others.join(&self.threads[thread].others);
+            together.fenced.join(&self.threads[thread].fenced);
+        }
+        together
     }
 }
 
 impl Scoped {
     fn join(&mut self, other: &Self) {
-        self.device = joined(&self.device, &other.device);
-        self.block = joined(&self.block, &other.block);
+        self.device.join(&other.device);
+        self.block.join(&other.block);
     }
 }
 
 impl Released {
-    /// The times that a strong read by a thread of this block acquires.
-    fn known_to(&self, block: u64, scope: Scope) -> Scoped {
-        let device = if scope == Scope::Device { self.device.clone() } else { None };
-        Scoped { device, block: self.blocks.get(&block).cloned().flatten() }
-    }
-}
-
-fn joined(a: &Known, b: &Known) -> Known {
-    match (a, b) {
-        (None, other) | (other, None) => other.clone(),
-        (Some(a), Some(b)) if Rc::ptr_eq(a, b) => Some(Rc::clone(a)),
-        (Some(a), Some(b)) => {
-            let mut both = BTreeMap::clone(a);
-            for (who, time) in &**b {
-                let entry = both.entry(*who).or_default();
-                *entry = (*time).max(*entry);
-            }
-            Some(Rc::new(both))
-        }
+    fn is_empty(&self) -> bool {
+        self.device.is_empty() && self.blocks.is_empty()
     }
 }
 
@@ -368,6 +381,7 @@ impl<'r> Checker<'r> {
             threads: block_shape.into_iter().product(),
             block: 0,
             blocks: HashMap::new(),
+            started: Vec::new(),
             global: Shadow::default(),
             released: HashMap::new(),
             hazards: Vec::new(),
@@ -398,17 +412,24 @@ impl<'r> Checker<'r> {
     /// A block runs from now on.
     pub(crate) fn enter(&mut self, block: u64) {
         self.block = block;
-        self.blocks.entry(block).or_insert_with(|| BlockState::new(self.threads));
+        self.blocks.entry(block).or_insert_with(|| {
+            let first = self.started.len() as u64 * u64::from(self.threads);
+            self.started.push(block);
+            BlockState::new(first..first + u64::from(self.threads))
+        });
     }
 
     /// The block that runs is done.
     pub(crate) fn leave(&mut self) {
-        self.blocks.remove(&self.block);
-        let block = self.block;
-        self.released.retain(|(of, _), released| {
-            released.blocks.remove(&block);
-            *of != Some(block) && (released.device.is_some() || !released.blocks.is_empty())
-        });
+        let Some(state) = self.blocks.remove(&self.block) else { return };
+        for address in state.published {
+            if let Entry::Occupied(mut known) = self.released.entry(address) {
+                known.get_mut().blocks.remove(&state.numbers.start);
+                if known.get().is_empty() {
+                    known.remove();
+                }
+            }
+        }
     }
 
     fn state(&mut self) -> Option<&mut BlockState> {
@@ -443,16 +464,16 @@ impl<'r> Checker<'r> {
 
     /// A thread of the block that runs has executed a fence.
     pub(crate) fn fence(&mut self, thread: u32, order: Order, time: u64) {
-        let (block, threads, scope) = (self.block, self.threads, order.scope);
-        if let Some(state) = self.state().filter(|state| (thread as usize) < state.threads.len()) {
+        let (scope, thread) = (order.scope, thread as usize);
+        if let Some(state) = self.state().filter(|state| thread < state.threads.len()) {
             if order.is_acquire {
-                state.acquire(thread as usize, scope);
+                state.acquire(thread, scope);
             }
             if !order.is_release {
                 return;
             }
-            let known = state.snapshot(block, threads, thread, time);
-            let fenced = &mut state.threads[thread as usize].fenced;
+            let known = state.snapshot(thread, time);
+            let fenced = &mut state.threads[thread].fenced;
             if scope == Scope::Device {
                 fenced.device.clone_from(&known);
             }
@@ -506,26 +527,18 @@ impl<'r> Checker<'r> {
         met.iter().for_each(|lane| times[*lane] = row);
         let number = |lane: &usize| warp as usize * LANES + lane;
         let met: Vec<usize> = met.iter().map(number).filter(|thread| *thread < state.threads.len()).collect();
-        let (mut others, mut fenced) = (None, Scoped::default());
-        for &thread in &met {
-            state.acquire(thread, Scope::Device);
-            others = joined(&others, &state.threads[thread].others);
-            fenced.join(&state.threads[thread].fenced);
-        }
-        for thread in met {
-            let (others, fenced) = (others.clone(), fenced.clone());
-            state.threads[thread] = ThreadState { others, fenced, seen: Scoped::default() };
-        }
+        let together = state.joined(met.iter().copied());
+        met.into_iter().for_each(|thread| state.threads[thread].clone_from(&together));
     }
 
     /// Threads of a warp of the block that runs have arrived at a barrier.
     pub(crate) fn arrive(&mut self, barrier: Phase, threads: impl Iterator<Item = u32>, time: u64) {
-        let (block, count) = (self.block, self.threads);
+        let count = self.threads;
         let Some(state) = self.state() else { return };
         let mut arrived = state.arrived.remove(&barrier).unwrap_or_default();
         for thread in threads.filter(|thread| *thread < count) {
             state.acquire(thread as usize, Scope::Device);
-            arrived.push((thread, state.snapshot(block, count, thread, time)));
+            arrived.push((thread, state.snapshot(thread as usize, time)));
         }
         state.arrived.insert(barrier, arrived);
     }
@@ -536,22 +549,17 @@ impl<'r> Checker<'r> {
         let Some(state) = self.state() else { return };
         let arrived = state.arrived.remove(&barrier).unwrap_or_default();
         if is_whole {
-            state.time = time;
-            let (mut others, mut fenced) = (None, Scoped::default());
-            for thread in 0..state.threads.len() {
-                state.acquire(thread, Scope::Device);
-                others = joined(&others, &state.threads[thread].others);
-                fenced.join(&state.threads[thread].fenced);
-            }
-            state.threads.fill(ThreadState { others, fenced, seen: Scoped::default() });
+            state.meets(time);
             return;
         }
-        let known = arrived.iter().fold(None, |known, (_, own)| joined(&known, own));
-        let mut fenced = Scoped::default();
-        arrived.iter().for_each(|(thread, _)| fenced.join(&state.threads[*thread as usize].fenced));
+        let (mut known, mut fenced) = (ThreadTimes::default(), Scoped::default());
+        for (thread, own) in arrived {
+            known.join(&own);
+            fenced.join(&state.threads[thread as usize].fenced);
+        }
         for number in waiting {
             if let Some(thread) = state.threads.get_mut(*number as usize) {
-                thread.others = joined(&thread.others, &known);
+                thread.others.join(&known);
                 thread.fenced.join(&fenced);
             }
         }
@@ -632,45 +640,47 @@ impl<'r> Checker<'r> {
     }
 
     fn note_race(&mut self, noted: &Noted, is_shared: bool) {
-        let (block, threads) = (self.block, u64::from(self.threads));
-        let Some(state) = self.blocks.get_mut(&block) else { return };
-        if noted.thread as usize >= state.threads.len() {
+        let Some(state) = self.blocks.get_mut(&self.block) else { return };
+        let thread = noted.thread as usize;
+        if thread >= state.threads.len() {
             return;
         }
         let is_strong = noted.order.is_strong || noted.touch == Touch::Atomic;
         let scope = noted.order.scope;
-        let keys = noted.elements().map(|address| (is_shared.then_some(block), address));
         if is_strong && matches!(noted.touch, Touch::Read | Touch::Atomic) {
-            for released in keys.clone().filter_map(|key| self.released.get(&key)) {
-                state.threads[noted.thread as usize].seen.join(&released.known_to(block, scope));
+            for address in noted.elements() {
+                let all = if is_shared { &state.released } else { &self.released };
+                let Some(released) = all.get(&address) else { continue };
+                let seen = &mut state.threads[thread].seen;
+                if scope == Scope::Device {
+                    seen.device.join(&released.device);
+                }
+                if let Some(of_block) = released.blocks.get(&state.numbers.start) {
+                    seen.block.join(of_block);
+                }
                 if noted.order.is_acquire {
-                    state.acquire(noted.thread as usize, scope);
+                    state.acquire(thread, scope);
                 }
             }
         }
-        let own = threads * block + u64::from(noted.thread);
-        let others = state.threads[noted.thread as usize].others.clone();
-        let (warp, lane) = (noted.thread as usize / LANES, noted.thread as usize % LANES);
-        let (block_time, row) = (state.time, state.warps[warp][lane]);
+        let own = state.number(thread);
+        let others = &state.threads[thread].others;
+        let (warp, lane) = (thread / LANES, thread % LANES);
+        let (numbers, block_time, row) = (&state.numbers, state.time, &state.warps[warp][lane]);
         let knows = |mark: &Mark| {
-            let of = mark.thread / threads;
+            let is_of_block = numbers.contains(&mark.thread);
             let is_in_scope =
-                |strong: Scope| of == block || strong == Scope::Device && scope == Scope::Device;
+                |strong: Scope| is_of_block || strong == Scope::Device && scope == Scope::Device;
             if mark.time == 0 || mark.thread == own || is_strong && mark.strong.is_some_and(is_in_scope) {
                 return true;
             }
-            let in_block = if of == block {
-                let number = (mark.thread % threads) as usize;
+            let in_block = if is_of_block {
+                let number = (mark.thread - numbers.start) as usize;
                 block_time.max(if number / LANES == warp { row[number % LANES] } else { 0 })
             } else {
                 0
             };
-            in_block >= mark.time
-                || others.as_ref().is_some_and(|known| {
-                    let of_block = known.get(&Who::Block(of)).copied().unwrap_or(0);
-                    let of_thread = known.get(&Who::Thread(mark.thread)).copied().unwrap_or(0);
-                    of_block.max(of_thread) >= mark.time
-                })
+            in_block >= mark.time || others.of(mark.thread) >= mark.time
         };
         let strong = is_strong.then_some(scope);
         let mark = Mark { time: noted.time, thread: own, step: noted.step, strong };
@@ -701,24 +711,29 @@ impl<'r> Checker<'r> {
         if is_strong && noted.touch.is_write() {
             let mut own = match noted.order.is_release {
                 true => {
-                    let known = state.snapshot(block, self.threads, noted.thread, noted.time);
+                    let known = state.snapshot(thread, noted.time);
                     Scoped { device: known.clone(), block: known }
                 }
-                false => state.threads[noted.thread as usize].fenced.clone(),
+                false => state.threads[thread].fenced.clone(),
             };
             if scope == Scope::Block {
-                own.device = None;
+                own.device = ThreadTimes::default();
             }
-            for key in keys {
-                let before = self.released.remove(&key).filter(|_| noted.touch == Touch::Atomic);
-                let mut all = before.unwrap_or_default();
-                all.device = joined(&all.device, &own.device);
-                if own.block.is_some() {
-                    let of_block = all.blocks.entry(block).or_default();
-                    *of_block = joined(of_block, &own.block);
+            for address in noted.elements() {
+                let all = if is_shared { &mut state.released } else { &mut self.released };
+                let mut released = all.remove(&address).unwrap_or_default();
+                if noted.touch != Touch::Atomic {
+                    released = Released::default();
                 }
-                if all.device.is_some() || !all.blocks.is_empty() {
-                    self.released.insert(key, all);
+                released.device.join(&own.device);
+                if !own.block.is_empty() {
+                    released.blocks.entry(state.numbers.start).or_default().join(&own.block);
+                    if !is_shared {
+                        state.published.insert(address);
+                    }
+                }
+                if !released.is_empty() {
+                    all.insert(address, released);
                 }
             }
         }
@@ -748,15 +763,16 @@ impl<'r> Checker<'r> {
             };
             self.report((noted.step, noted.thread), step, mistake);
         } else if let Some((other, is_other_write)) = found {
-            let number = (other.thread % threads, other.thread / threads);
+            let threads = u64::from(self.threads);
+            let other_block = self.started[(other.thread / threads) as usize];
             let mistake = Mistake::Race {
                 space: if is_shared { "shared" } else { "global" },
                 address: noted.address,
                 size_bytes: noted.size_bytes,
                 is_write: noted.touch.is_write(),
                 other_line: TextLine::of(self.program, other.step),
-                other_block: place(number.1, self.grid),
-                other_thread: place(number.0, self.block_shape),
+                other_block: place(other_block, self.grid),
+                other_thread: place(other.thread % threads, self.block_shape),
                 is_other_write,
             };
             self.report((noted.step, noted.thread), other.step, mistake);
