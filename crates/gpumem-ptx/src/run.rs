@@ -4,7 +4,6 @@
 mod access;
 mod block;
 mod call;
-mod common;
 mod copied;
 mod cores;
 mod exchange;
@@ -12,6 +11,7 @@ mod follow;
 mod group;
 mod matrix;
 mod print;
+mod surroundings;
 mod undefined;
 mod warp;
 
@@ -23,9 +23,11 @@ use crate::program::{Constant, Program, SHARED_GAP_BYTES};
 use crate::run::access::SiteRange;
 use crate::run::block::{Progress, RunningBlock};
 use crate::run::copied::{Copied, Piece};
+use crate::run::surroundings::Surroundings;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 
 /// A launch of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +86,8 @@ pub(crate) struct Run<'r> {
     pub(crate) printed: String,
     /// The bytes of the blocks that run, and of those that are done and wait to be used again.
     pub(crate) held_bytes: u64,
+    /// What the steps around each barrier say at which a part of a warp has waited.
+    surroundings: HashMap<u32, Rc<Surroundings>>,
     memory: &'r dyn DeviceMemory,
     /// What the memory has given so far, by the addresses, and the one that was used last.
     regions: Vec<Region<'r>>,
@@ -173,6 +177,7 @@ impl<'r> Run<'r> {
             is_memory_changed: false,
             printed: String::new(),
             held_bytes: 0,
+            surroundings: HashMap::new(),
             memory,
             regions: Vec::new(),
             last: 0,
@@ -239,6 +244,13 @@ impl Run<'_> {
                 }
             }
         }
+    }
+
+    /// What the steps around a barrier say.
+    pub(crate) fn surroundings(&mut self, barrier: u32) -> Rc<Surroundings> {
+        let program = self.program;
+        let known = self.surroundings.entry(barrier);
+        Rc::clone(known.or_insert_with(|| Rc::new(Surroundings::of(program, barrier))))
     }
 
     /// A pseudo-random number. The generator is splitmix64 by Steele, Lea and Flood.

@@ -48,6 +48,11 @@ impl Group {
         Self { pc: start, mask, frame, callers: Vec::new(), waiting: Waiting::No }
     }
 
+    /// The step of the kernel itself at which it is: that of the first call, if it is in one.
+    pub(crate) fn place(&self) -> u32 {
+        self.callers.first().map_or(self.pc, |caller| caller.call)
+    }
+
     fn is_at_place_of(&self, other: &Self) -> bool {
         self.pc == other.pc && self.frame == other.frame && self.callers == other.callers
     }

@@ -8,8 +8,8 @@ use crate::number::{Alu, LANES, Lanes};
 use crate::program::{Access, BARRIERS, Barrier, BarrierKind, ClockPart, Matrix, Memory, Op, Slot, Special};
 use crate::run::access::{LocalFrame, ThreadMemory, by_window, element, set_element};
 use crate::run::block::{Arrival, Barriers};
-use crate::run::common::common_behind;
 use crate::run::group::{self, Group, Waiting};
+use crate::run::surroundings::{Reached, Surroundings};
 use crate::run::undefined::Undefined;
 use crate::run::{Run, Stopped};
 use core::cell::Cell;
@@ -31,9 +31,11 @@ pub(crate) struct Warp {
     pub(crate) undefined: Undefined,
     /// A lane that has gone around a barrier at which others waited for it, and has ended.
     pub(crate) missed: Option<u32>,
-    /// The place of the barrier at which lanes waited last for the rest of the warp, and which steps come behind it in any case.
-    common: Option<(u32, Rc<[bool]>)>,
-    /// The lanes that have run such steps while others waited.
+    /// The place of the barrier at which lanes waited last for the rest of the warp, and what the steps around it say.
+    surroundings: Option<(u32, Rc<Surroundings>)>,
+    /// How far the lanes have come that were not there.
+    reached: Reached,
+    /// The lanes that have gone around it while others waited.
     pub(crate) passing: u32,
     /// The barriers at which the warp has arrived, with all lanes that did.
     arrived: Vec<(u32, u32)>,
@@ -121,6 +123,7 @@ impl Warp {
         self.groups.clear();
         self.groups.push(Group::new(mask, routine.start));
         (self.is_any_next, self.missed, self.passing) = (false, None, 0);
+        self.surroundings = None;
         self.arrived.clear();
         (self.poll, self.is_polling, self.has_stalled) = ((u32::MAX, 0), false, false);
     }
@@ -128,7 +131,7 @@ impl Warp {
     /// Nothing of the launch is left but the memory.
     pub(crate) fn forget_launch(&mut self) {
         self.specials.clear();
-        self.common = None;
+        self.surroundings = None;
     }
 
     /// The bytes of its registers and of the local memory of its threads.
@@ -189,7 +192,7 @@ impl Warp {
             let stop = group::meeting(&self.groups, index);
             let Group { mut pc, mask, frame, .. } = self.groups[index];
             let base = frame.registers;
-            let common = self.common_of_waiting();
+            let waited_for = self.lanes_waited_for();
             self.is_polling = false;
             loop {
                 if run.steps >= end {
@@ -198,10 +201,8 @@ impl Warp {
                     return Ok(Pause::Slow);
                 }
                 run.steps += 1;
-                if let Some((lanes, common)) = &common
-                    && common[pc as usize]
-                {
-                    self.passing |= mask & lanes;
+                if let Some((lanes, surroundings)) = &waited_for {
+                    self.passing |= surroundings.gone_around(pc, mask & lanes, &mut self.reached);
                 }
                 let step = &program.steps[pc as usize];
                 let active = match step.guard {
@@ -293,13 +294,13 @@ impl Warp {
         is_waited_for
     }
 
-    /// If lanes wait for the rest of the warp: the lanes that were never at that barrier, and the steps behind it.
-    fn common_of_waiting(&self) -> Option<(u32, Rc<[bool]>)> {
+    /// If lanes wait for the rest of the warp: the lanes that were never at that barrier, and the steps around it.
+    fn lanes_waited_for(&self) -> Option<(u32, Rc<Surroundings>)> {
         let waiting = self.groups.iter().find(|group| group.waiting == Waiting::Warp)?;
         let arrived =
             self.arrived.iter().find(|(step, _)| *step == waiting.pc).map_or(0, |(_, lanes)| *lanes);
-        let (_, common) = self.common.as_ref()?;
-        Some((!arrived, Rc::clone(common)))
+        let (_, surroundings) = self.surroundings.as_ref()?;
+        Some((!arrived, Rc::clone(surroundings)))
     }
 
     pub(crate) fn lanes<'a>(&'a self, run: &'a Run<'_>, base: u32, slot: Slot) -> &'a Lanes {
@@ -569,6 +570,17 @@ impl Warp {
         Some(Stopped { mistake, step: pc, thread: warp + first })
     }
 
+    /// Lanes wait at a barrier at which none of the warp did last.
+    fn wait_at(&mut self, run: &mut Run<'_>, place: u32) {
+        let surroundings = run.surroundings(place);
+        for group in self.groups.iter().filter(|group| group.waiting != Waiting::Warp) {
+            let reached = surroundings.reached_at(group.place());
+            bits(group.mask).for_each(|lane| self.reached[lane] = reached);
+        }
+        self.surroundings = Some((place, surroundings));
+        self.passing = 0;
+    }
+
     fn barrier(
         &mut self,
         run: &mut Run<'_>,
@@ -585,12 +597,10 @@ impl Warp {
         }
         if barrier.is_aligned && active != self.alive() {
             self.split_guarded(index, active);
-            let group = &mut self.groups[index];
-            group.waiting = Waiting::Warp;
-            let place = group.callers.first().map_or(group.pc, |caller| caller.call);
-            if self.common.as_ref().is_none_or(|(of, _)| *of != place) {
-                self.common = Some((place, common_behind(run.program, place).into()));
-                self.passing = 0;
+            self.groups[index].waiting = Waiting::Warp;
+            let place = self.groups[index].place();
+            if self.surroundings.as_ref().is_none_or(|(of, _)| *of != place) {
+                self.wait_at(run, place);
             }
             return Ok(Flow::Changed);
         }

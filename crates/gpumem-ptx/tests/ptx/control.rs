@@ -336,6 +336,45 @@ fn lanes_that_leave_a_loop_with_a_barrier_are_not_waited_for() {
     }
 }
 
+/// Lanes come to a loop with a barrier by two ways, of which one lies behind it, and the others wait there by then. Some of those that come
+/// last end before the barrier: on the way to it, they run what the others will run again.
+#[test]
+fn lanes_that_come_to_a_barrier_late_may_end_on_the_way() {
+    let count = "add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 3;";
+    for lines in [
+        // None of them ends.
+        format!(
+            "@%p0 bra HEAD; add.u32 %r1, %r1, 0; bra.uni HEAD; HEAD: bar.sync 0; {count} @%p1 bra HEAD; bra END;"
+        ),
+        format!(
+            "@!%p0 bra LATE; HEAD: bar.sync 0; {count} @%p1 bra HEAD; bra END; LATE: add.u32 %r1, %r1, 0; bra HEAD;"
+        ),
+        // The head of the loop is on the way to the barrier.
+        format!(
+            "@!%p0 bra LATE; HEAD: setp.ge.u32 %p2, %r2, 24; @%p2 bra EARLY; bar.sync 0; {count} @%p1 bra HEAD; bra END;\n\
+             LATE: add.u32 %r1, %r1, 0; bra HEAD; EARLY: st.global.u32 [%rd1], 7; ret;"
+        ),
+        format!(
+            "@!%p0 bra LATE; HEAD: setp.ge.u32 %p2, %r2, 24; @%p2 ret; bar.sync 0; {count} @%p1 bra HEAD; bra END;\n\
+             LATE: st.global.u32 [%rd1], 7; bra HEAD;"
+        ),
+        // The way behind it parts once more.
+        format!(
+            "@!%p0 bra LATE; HEAD: setp.lt.u32 %p3, %r1, 9; setp.ge.u32 %p2, %r2, 24; @%p2 bra EARLY; bar.sync 0; {count}\n\
+             @%p1 bra HEAD; bra END; EARLY: st.global.u32 [%rd1], 7; ret;\n\
+             LATE: setp.lt.u32 %p3, %r2, 20; @%p3 bra HEAD; add.u32 %r1, %r1, 0; bra HEAD;"
+        ),
+    ] {
+        let lines = format!(
+            "{AT_THREAD} mov.u32 %r1, 0; and.b32 %r2, %r0, 31; setp.lt.u32 %p0, %r2, 16;\n{lines}\nEND: st.global.u32 [%rd1], %r1;"
+        );
+        let has_early = lines.contains("%p2");
+        let found = run(&lines, 64, 64).unwrap_or_else(|mistake| panic!("{mistake}\n{lines}"));
+        let expected = (0..64).map(|lane| if has_early && lane % 32 >= 24 { 7 } else { 3 });
+        assert!(found.into_iter().eq(expected), "{lines}");
+    }
+}
+
 /// Two warps produce what two others consume, by barriers that both count at: a full and an empty one.
 #[test]
 fn producers_and_consumers_meet_at_counted_barriers() {

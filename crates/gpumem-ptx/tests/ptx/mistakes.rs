@@ -59,6 +59,24 @@ fn a_barrier_that_some_lanes_go_around() {
     }
 }
 
+/// The same in a loop, whose head all of them have run before they part: those that go around the barrier run it again, and end there.
+#[test]
+fn a_barrier_in_a_loop_that_some_lanes_go_around() {
+    for lines in [
+        // With and without a step that comes behind both.
+        "HEAD: setp.ge.u32 %p2, %r1, 1; @%p2 ret; @%p0 bra SKIP; bar.sync 0; add.u32 %r1, %r1, 1; bra HEAD; SKIP: add.u32 %r1, %r1, 1; bra HEAD;",
+        "HEAD: setp.ge.u32 %p2, %r1, 1; @%p2 ret; @%p0 bra SKIP; bar.sync 0; BACK: add.u32 %r1, %r1, 1; bra HEAD; SKIP: add.u32 %r3, %r1, 1; bra BACK;",
+        // They come late, go around once, and then end at the head.
+        "@%p0 bra LATE; HEAD: setp.ge.u32 %p2, %r1, 1; @%p2 ret; @%p0 bra SKIP; bar.sync 0; add.u32 %r1, %r1, 1; bra HEAD;\n\
+         SKIP: add.u32 %r1, %r1, 1; bra HEAD; LATE: add.u32 %r1, %r1, 0; bra HEAD;",
+    ] {
+        let lines = format!("{AT_THREAD} setp.lt.u32 %p0, %r0, 16; mov.u32 %r1, 0;\n{lines}");
+        let mistake = run(&lines, 32, 32).unwrap_err();
+        assert!(matches!(mistake.mistake, Mistake::Divergence { number: 0, .. }), "{mistake}\n{lines}");
+        assert_eq!(mistake.thread, [16, 0, 0], "{lines}");
+    }
+}
+
 #[test]
 fn a_barrier_that_a_warp_does_not_reach() {
     let lines =
