@@ -5,21 +5,25 @@
 //! block; `bar.warp.sync`; and an atomic or other strong access, with a fence behind it, that reads what a thread wrote with an atomic or
 //! other strong access after a fence, if the scopes of all four have both threads. A barrier counts as the reader's fence. The
 //! happens-before relation is kept as times (the steps of the run): for each thread, up to which time the accesses of the others come
-//! before its own ([`ThreadTimes`]). A byte keeps its last write and two reads, so a race may be missed, but one that is reported is one under the rules of
+//! before its own ([`times`]). A byte keeps its last write and two reads, so a race may be missed, but one that is reported is one under the rules of
 //! PTX.
 //!
 //! An asynchronous copy writes when its thread waits for it. Until then any access to its target is a mistake.
 
+mod block;
+mod copies;
+mod shadow;
 mod times;
 
-use crate::check::times::ThreadTimes;
+use crate::check::block::{BlockState, Bytes, Conflicts, Phase};
+use crate::check::shadow::WORD_BYTES;
 use crate::fault::{AccessPlace, KernelMistake, Mistake, TextLine, place};
 use crate::memory::{DeviceMemory, Sought};
 use crate::number::LANES;
-use crate::program::{Memory, ObjectUse, Order, Program, Scope};
+use crate::program::{Memory, ObjectUse, Order, Program};
 use core::ops::Range;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 /// The checks of a launch that cost time and memory. Both are off by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +80,11 @@ impl Noted {
             && self.order.is_for_launches() == sought.is_strong
     }
 
+    /// True if it is atomic or not weak.
+    fn is_strong(&self) -> bool {
+        self.order.is_strong || self.touch == Touch::Atomic
+    }
+
     /// The addresses of the elements: each is read and written on its own.
     fn elements(&self) -> impl Iterator<Item = u64> + Clone + use<> {
         let (address, step) = (self.address, u64::from(self.element_bytes).max(1));
@@ -111,9 +120,7 @@ pub(crate) struct Checker<'r> {
     blocks: HashMap<u64, BlockState>,
     /// The blocks that have started. The index of a block here gives its threads their numbers.
     started: Vec<u64>,
-    global: Shadow,
-    /// What was published at addresses in global memory.
-    released: HashMap<u64, Released>,
+    global: Bytes,
     hazards: Vec<KernelMistake>,
     seen: HashSet<(u32, u32)>,
     /// An access that is looked for, and the first one that was found.
@@ -121,255 +128,8 @@ pub(crate) struct Checker<'r> {
     found: Option<AccessPlace>,
 }
 
-struct BlockState {
-    /// The numbers of its threads in the launch.
-    numbers: Range<u64>,
-    /// The time of the last barrier of all threads.
-    time: u64,
-    shared: Shadow,
-    local: Shadow,
-    threads: Vec<ThreadState>,
-    /// The times up to which lanes of a warp know each other, by `bar.warp.sync`.
-    warps: Vec<[[u64; LANES]; LANES]>,
-    /// The threads that have arrived at a barrier of a part of the block, with the times that they knew.
-    arrived: HashMap<Phase, Vec<(u32, ThreadTimes)>>,
-    /// What was published at addresses in its shared memory.
-    released: HashMap<u64, Released>,
-    /// The addresses in global memory at which something was published to it alone.
-    published: HashSet<u64>,
-    copies: Copies,
-    /// The `mbarrier` objects that are initialised.
-    objects: HashSet<u64>,
-}
-
-/// A barrier, and how often it has opened.
-type Phase = (u32, u32);
-
-/// The asynchronous copies of a block that were not waited for.
-#[derive(Default)]
-struct Copies {
-    /// By threads: the groups that are complete, and the copies with their groups.
-    of_threads: HashMap<u32, (u64, Vec<(u64, PendingCopy)>)>,
-    /// By words of the shared memory: the thread of the copy, and its step.
-    words: HashMap<u64, (u32, u32)>,
-}
-
-#[derive(Clone, Copy)]
-struct PendingCopy {
-    address: u64,
-    size_bytes: u64,
-    mark: Mark,
-}
-
-#[derive(Clone, Default)]
-struct ThreadState {
-    /// Times learned through atomics, other strong accesses and barriers.
-    others: ThreadTimes,
-    /// The times that strong reads have shown since its last fence, which makes it know them.
-    seen: Scoped,
-    /// The times that it knew at its last fence. Its next strong write publishes them.
-    fenced: Scoped,
-}
-
-/// Times for threads of the device, and more for those of the block.
-#[derive(Clone, Default)]
-struct Scoped {
-    device: ThreadTimes,
-    block: ThreadTimes,
-}
-
-/// The times that a thread learns by a strong read of an address: those that the last strong write has published, to the whole device, and
-/// to each block alone.
-#[derive(Default)]
-struct Released {
-    device: ThreadTimes,
-    /// By the number of the block's first thread.
-    blocks: BTreeMap<u64, ThreadTimes>,
-}
-
-/// An earlier access to a byte. A time of 0 is none.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Mark {
-    time: u64,
-    thread: u64,
-    step: u32,
-    /// The scope of a strong access.
-    strong: Option<Scope>,
-}
-
-/// The accesses to a byte, or to four bytes that are accessed together.
-#[derive(Clone, Copy, Default)]
-struct Slot {
-    write: Mark,
-    reads: [Mark; 2],
-}
-
-/// Slots of `PAGE_BYTES` bytes: one for each four bytes until a part of four is accessed, then one for each byte.
-struct Page {
-    slots: Vec<Slot>,
-    written: [u64; PAGE_BYTES as usize / 64],
-}
-
-#[derive(Default)]
-struct Shadow(HashMap<u64, Page>);
-
-const PAGE_BYTES: u64 = 1024;
-const WORD_BYTES: u64 = 4;
-/// The copies of one thread that are known at the same time.
-const COPIES_MAX: usize = 1 << 14;
 /// The hazards of one launch that are kept, each with other places in the text.
 const HAZARDS_MAX: usize = 32;
-
-impl Page {
-    fn new() -> Self {
-        Self { slots: Vec::new(), written: [0; PAGE_BYTES as usize / 64] }
-    }
-
-    fn slots_of(&mut self, bytes: Range<u64>) -> &mut [Slot] {
-        if self.slots.is_empty() {
-            self.slots = vec![Slot::default(); (PAGE_BYTES / WORD_BYTES) as usize];
-        }
-        let is_words = self.slots.len() < PAGE_BYTES as usize;
-        if is_words && (bytes.start | bytes.end) & (WORD_BYTES - 1) != 0 {
-            self.slots = (0..PAGE_BYTES).map(|byte| self.slots[(byte / WORD_BYTES) as usize]).collect();
-        }
-        let unit = PAGE_BYTES / self.slots.len() as u64;
-        &mut self.slots[(bytes.start / unit) as usize..(bytes.end / unit) as usize]
-    }
-
-    fn set_written(&mut self, bytes: Range<u64>) {
-        bytes.for_each(|byte| self.written[byte as usize / 64] |= 1 << (byte % 64));
-    }
-
-    fn set_unwritten(&mut self, bytes: Range<u64>) {
-        bytes.for_each(|byte| self.written[byte as usize / 64] &= !(1 << (byte % 64)));
-    }
-
-    fn is_written(&self, byte: u64) -> bool {
-        self.written[byte as usize / 64] >> (byte % 64) & 1 == 1
-    }
-}
-
-impl Shadow {
-    /// The pages of an access, each with the bytes in it.
-    fn pages(&mut self, address: u64, size_bytes: u64, mut f: impl FnMut(&mut Page, Range<u64>)) {
-        let (mut at, end) = (address, address.saturating_add(size_bytes));
-        while at < end {
-            let start = at - at % PAGE_BYTES;
-            let stop = end.min(start.saturating_add(PAGE_BYTES));
-            f(self.0.entry(start).or_insert_with(Page::new), at - start..stop - start);
-            at = stop;
-        }
-    }
-
-    /// True if the launch has written none of these bytes.
-    fn is_unwritten(&mut self, address: u64, size_bytes: u64) -> bool {
-        let mut is_unwritten = true;
-        self.pages(address, size_bytes, |page, mut bytes| {
-            is_unwritten &= !bytes.any(|byte| page.is_written(byte))
-        });
-        is_unwritten
-    }
-
-    fn set_written(&mut self, address: u64, size_bytes: u64) {
-        self.pages(address, size_bytes, Page::set_written);
-    }
-
-    fn set_unwritten(&mut self, address: u64, size_bytes: u64) {
-        let end = address.saturating_add(size_bytes);
-        let mut start = address - address % PAGE_BYTES;
-        while start < end {
-            if let Some(page) = self.0.get_mut(&start) {
-                page.set_unwritten(address.max(start) - start..end.min(start + PAGE_BYTES) - start);
-            }
-            start += PAGE_BYTES;
-        }
-    }
-}
-
-impl BlockState {
-    fn new(numbers: Range<u64>) -> Self {
-        let threads = (numbers.end - numbers.start) as usize;
-        Self {
-            numbers,
-            time: 0,
-            shared: Shadow::default(),
-            local: Shadow::default(),
-            threads: vec![ThreadState::default(); threads],
-            warps: vec![[[0; LANES]; LANES]; threads.div_ceil(LANES)],
-            arrived: HashMap::new(),
-            released: HashMap::new(),
-            published: HashSet::new(),
-            copies: Copies::default(),
-            objects: HashSet::new(),
-        }
-    }
-
-    fn number(&self, thread: usize) -> u64 {
-        self.numbers.start + thread as u64
-    }
-
-    /// Orders what a thread has seen before what it does next, for a fence of this scope.
-    fn acquire(&mut self, thread: usize, scope: Scope) {
-        let Some(state) = self.threads.get_mut(thread) else { return };
-        state.others.join(&core::mem::take(&mut state.seen.block));
-        if scope == Scope::Device {
-            state.others.join(&core::mem::take(&mut state.seen.device));
-        }
-    }
-
-    /// All times that a thread knows, with its own.
-    fn snapshot(&self, thread: usize, time: u64) -> ThreadTimes {
-        let mut known = self.threads[thread].others.clone();
-        known.raise(self.numbers.clone(), self.time);
-        let (warp, lane) = (thread / LANES, thread % LANES);
-        let first = self.number(warp * LANES);
-        let mut lanes = 0..0;
-        for same in self.warps[warp][lane].chunk_by(|one, other| one == other) {
-            lanes = lanes.end..lanes.end + same.len() as u64;
-            if same[0] > self.time {
-                known.raise(first + lanes.start..first + lanes.end, same[0]);
-            }
-        }
-        let own = self.number(thread);
-        known.raise(own..own + 1, time);
-        known
-    }
-
-    /// All threads have met at a barrier.
-    fn meets(&mut self, time: u64) {
-        self.time = time;
-        let all = 0..self.threads.len();
-        let mut together = self.joined(all.clone());
-        // It is in what each of them publishes.
-        together.others.raise(self.numbers.clone(), time);
-        self.threads[all].fill(together);
-    }
-
-    /// What these threads know and publish once they have met: for all of them the same.
-    fn joined(&mut self, threads: impl Iterator<Item = usize>) -> ThreadState {
-        let mut together = ThreadState::default();
-        for thread in threads {
-            self.acquire(thread, Scope::Device);
-            together.others.join(&self.threads[thread].others);
-            together.fenced.join(&self.threads[thread].fenced);
-        }
-        together
-    }
-}
-
-impl Scoped {
-    fn join(&mut self, other: &Self) {
-        self.device.join(&other.device);
-        self.block.join(&other.block);
-    }
-}
-
-impl Released {
-    fn is_empty(&self) -> bool {
-        self.device.is_empty() && self.blocks.is_empty()
-    }
-}
 
 impl<'r> Checker<'r> {
     pub(crate) fn new(wish: Checks, program: &'r Program, grid: [u32; 3], block_shape: [u32; 3]) -> Self {
@@ -382,8 +142,7 @@ impl<'r> Checker<'r> {
             block: 0,
             blocks: HashMap::new(),
             started: Vec::new(),
-            global: Shadow::default(),
-            released: HashMap::new(),
+            global: Bytes::default(),
             hazards: Vec::new(),
             seen: HashSet::new(),
             sought: None,
@@ -423,7 +182,7 @@ impl<'r> Checker<'r> {
     pub(crate) fn leave(&mut self) {
         let Some(state) = self.blocks.remove(&self.block) else { return };
         for address in state.published {
-            if let Entry::Occupied(mut known) = self.released.entry(address) {
+            if let Entry::Occupied(mut known) = self.global.released.entry(address) {
                 known.get_mut().blocks.remove(&state.numbers.start);
                 if known.get().is_empty() {
                     known.remove();
@@ -464,51 +223,25 @@ impl<'r> Checker<'r> {
 
     /// A thread of the block that runs has executed a fence.
     pub(crate) fn fence(&mut self, thread: u32, order: Order, time: u64) {
-        let (scope, thread) = (order.scope, thread as usize);
-        if let Some(state) = self.state().filter(|state| thread < state.threads.len()) {
-            if order.is_acquire {
-                state.acquire(thread, scope);
-            }
-            if !order.is_release {
-                return;
-            }
-            let known = state.snapshot(thread, time);
-            let fenced = &mut state.threads[thread].fenced;
-            if scope == Scope::Device {
-                fenced.device.clone_from(&known);
-            }
-            fenced.block = known;
+        if let Some(state) = self.state().filter(|state| state.has(thread)) {
+            state.fence(thread as usize, order, time);
         }
     }
 
     /// The asynchronous copies of a thread of the block that runs become a group.
     pub(crate) fn commit_copies(&mut self, thread: u32) {
         if let Some(state) = self.state() {
-            state.copies.of_threads.entry(thread).or_default().0 += 1;
+            state.copies.commit(thread);
         }
     }
 
     /// A thread of the block that runs has waited for its copies, except for those of its last `pending` groups: they have written now.
     pub(crate) fn wait_for_copies(&mut self, thread: u32, pending: Option<u32>, time: u64) {
         let Some(state) = self.state() else { return };
-        let Some((group, copies)) = state.copies.of_threads.get_mut(&thread) else { return };
-        // Copies of the group that is open are waited for by a wait for all alone.
-        let end = pending.map_or(u64::MAX, |pending| group.saturating_sub(pending.into()));
-        let mut done = Vec::new();
-        copies.retain(|(group, copy)| {
-            let is_pending = *group >= end;
-            done.extend((!is_pending).then_some(*copy));
-            is_pending
-        });
-        for PendingCopy { address, size_bytes, mark } in done {
-            for word in words(address, size_bytes) {
-                state.copies.words.remove(&word);
-            }
-            state.shared.pages(address, size_bytes, |page, bytes| {
-                for slot in page.slots_of(bytes) {
-                    if slot.write == mark {
-                        slot.write.time = time;
-                    }
+        for copy in state.copies.complete(thread, pending) {
+            state.shared.shadow.histories(copy.address, copy.size_bytes, |history| {
+                if history.write == copy.earlier {
+                    history.write.time = time;
                 }
             });
         }
@@ -516,52 +249,27 @@ impl<'r> Checker<'r> {
 
     /// Lanes of a warp of the block that runs have met.
     pub(crate) fn warp_meets(&mut self, warp: u32, lanes: u32, time: u64) {
-        let Some(state) = self.state() else { return };
-        let met: Vec<usize> = (0..LANES).filter(|lane| lanes >> lane & 1 == 1).collect();
-        let Some(times) = state.warps.get_mut(warp as usize) else { return };
-        let mut row = [0; LANES];
-        for lane in &met {
-            row.iter_mut().zip(times[*lane]).for_each(|(known, time)| *known = time.max(*known));
+        if let Some(state) = self.state() {
+            state.warp_meets(warp as usize, (0..LANES).filter(|lane| lanes >> lane & 1 == 1), time);
         }
-        met.iter().for_each(|lane| row[*lane] = time);
-        met.iter().for_each(|lane| times[*lane] = row);
-        let number = |lane: &usize| warp as usize * LANES + lane;
-        let met: Vec<usize> = met.iter().map(number).filter(|thread| *thread < state.threads.len()).collect();
-        let together = state.joined(met.iter().copied());
-        met.into_iter().for_each(|thread| state.threads[thread].clone_from(&together));
     }
 
     /// Threads of a warp of the block that runs have arrived at a barrier.
     pub(crate) fn arrive(&mut self, barrier: Phase, threads: impl Iterator<Item = u32>, time: u64) {
-        let count = self.threads;
-        let Some(state) = self.state() else { return };
-        let mut arrived = state.arrived.remove(&barrier).unwrap_or_default();
-        for thread in threads.filter(|thread| *thread < count) {
-            state.acquire(thread as usize, Scope::Device);
-            arrived.push((thread, state.snapshot(thread as usize, time)));
+        if let Some(state) = self.state() {
+            state.arrive(barrier, threads, time);
         }
-        state.arrived.insert(barrier, arrived);
     }
 
     /// A barrier of the block that runs lets the threads `waiting` go on; `is_whole` if all threads of the block are there or have ended,
     /// and the barrier waited for all.
     pub(crate) fn open(&mut self, barrier: Phase, waiting: &[u32], is_whole: bool, time: u64) {
         let Some(state) = self.state() else { return };
-        let arrived = state.arrived.remove(&barrier).unwrap_or_default();
         if is_whole {
+            state.arrived.remove(&barrier);
             state.meets(time);
-            return;
-        }
-        let (mut known, mut fenced) = (ThreadTimes::default(), Scoped::default());
-        for (thread, own) in arrived {
-            known.join(&own);
-            fenced.join(&state.threads[thread as usize].fenced);
-        }
-        for number in waiting {
-            if let Some(thread) = state.threads.get_mut(*number as usize) {
-                thread.others.join(&known);
-                thread.fenced.join(&fenced);
-            }
+        } else {
+            state.open(barrier, waiting);
         }
     }
 
@@ -615,9 +323,9 @@ impl<'r> Checker<'r> {
     fn note_written(&mut self, noted: &Noted, address: u64, device: &dyn DeviceMemory) {
         let Some(state) = self.blocks.get_mut(&self.block) else { return };
         let (space, shadow) = match noted.memory {
-            Memory::Shared => ("shared", &mut state.shared),
+            Memory::Shared => ("shared", &mut state.shared.shadow),
             Memory::Local | Memory::Frame => ("local", &mut state.local),
-            _ => ("global", &mut self.global),
+            _ => ("global", &mut self.global.shadow),
         };
         let size_bytes = noted.size_bytes;
         let is_read = matches!(noted.touch, Touch::Read | Touch::Atomic);
@@ -640,119 +348,22 @@ impl<'r> Checker<'r> {
     }
 
     fn note_race(&mut self, noted: &Noted, is_shared: bool) {
-        let Some(state) = self.blocks.get_mut(&self.block) else { return };
-        let thread = noted.thread as usize;
-        if thread >= state.threads.len() {
+        let Some(state) = self.blocks.get_mut(&self.block).filter(|state| state.has(noted.thread)) else {
             return;
-        }
-        let is_strong = noted.order.is_strong || noted.touch == Touch::Atomic;
-        let scope = noted.order.scope;
-        if is_strong && matches!(noted.touch, Touch::Read | Touch::Atomic) {
-            for address in noted.elements() {
-                let all = if is_shared { &state.released } else { &self.released };
-                let Some(released) = all.get(&address) else { continue };
-                let seen = &mut state.threads[thread].seen;
-                if scope == Scope::Device {
-                    seen.device.join(&released.device);
-                }
-                if let Some(of_block) = released.blocks.get(&state.numbers.start) {
-                    seen.block.join(of_block);
-                }
-                if noted.order.is_acquire {
-                    state.acquire(thread, scope);
-                }
-            }
-        }
-        let own = state.number(thread);
-        let others = &state.threads[thread].others;
-        let (warp, lane) = (thread / LANES, thread % LANES);
-        let (numbers, block_time, row) = (&state.numbers, state.time, &state.warps[warp][lane]);
-        let knows = |mark: &Mark| {
-            let is_of_block = numbers.contains(&mark.thread);
-            let is_in_scope =
-                |strong: Scope| is_of_block || strong == Scope::Device && scope == Scope::Device;
-            if mark.time == 0 || mark.thread == own || is_strong && mark.strong.is_some_and(is_in_scope) {
-                return true;
-            }
-            let in_block = if is_of_block {
-                let number = (mark.thread - numbers.start) as usize;
-                block_time.max(if number / LANES == warp { row[number % LANES] } else { 0 })
-            } else {
-                0
-            };
-            in_block >= mark.time || others.of(mark.thread) >= mark.time
         };
-        let strong = is_strong.then_some(scope);
-        let mark = Mark { time: noted.time, thread: own, step: noted.step, strong };
-        let mut found: Option<(Mark, bool)> = None;
-        let mut written = None;
-        let shadow = if is_shared { &mut state.shared } else { &mut self.global };
-        shadow.pages(noted.address, noted.size_bytes, |page, bytes| {
-            for slot in page.slots_of(bytes) {
-                if noted.order.is_noncoherent && slot.write.time > 0 {
-                    written = Some(slot.write.step);
-                }
-                if !knows(&slot.write) && noted.touch != (Touch::Write { is_same: true }) {
-                    found = found.or(Some((slot.write, true)));
-                }
-                if noted.touch.is_write() {
-                    for read in &slot.reads {
-                        if !knows(read) {
-                            found = found.or(Some((*read, false)));
-                        }
-                    }
-                    *slot = Slot { write: mark, reads: [Mark::default(); 2] };
-                } else {
-                    let [first, second] = &mut slot.reads;
-                    if first.thread == own || knows(first) { *first = mark } else { *second = mark }
-                }
-            }
-        });
-        if is_strong && noted.touch.is_write() {
-            let mut own = match noted.order.is_release {
-                true => {
-                    let known = state.snapshot(thread, noted.time);
-                    Scoped { device: known.clone(), block: known }
-                }
-                false => state.threads[thread].fenced.clone(),
-            };
-            if scope == Scope::Block {
-                own.device = ThreadTimes::default();
-            }
-            for address in noted.elements() {
-                let all = if is_shared { &mut state.released } else { &mut self.released };
-                let mut released = all.remove(&address).unwrap_or_default();
-                if noted.touch != Touch::Atomic {
-                    released = Released::default();
-                }
-                released.device.join(&own.device);
-                if !own.block.is_empty() {
-                    released.blocks.entry(state.numbers.start).or_default().join(&own.block);
-                    if !is_shared {
-                        state.published.insert(address);
-                    }
-                }
-                if !released.is_empty() {
-                    all.insert(address, released);
-                }
-            }
-        }
         let mut pending = None;
-        if is_shared {
-            let copies = &mut state.copies;
-            if noted.touch == Touch::Copy {
-                let copy = PendingCopy { address: noted.address, size_bytes: noted.size_bytes, mark };
-                let (group, list) = copies.of_threads.entry(noted.thread).or_default();
-                if list.len() < COPIES_MAX {
-                    list.push((*group, copy));
-                    let of = (noted.thread, noted.step);
-                    copies.words.extend(words(noted.address, noted.size_bytes).map(|word| (word, of)));
-                }
-            } else if !copies.words.is_empty() {
-                let mut known = words(noted.address, noted.size_bytes);
-                pending = known.find_map(|word| copies.words.get(&word).copied());
+        let Conflicts { race, unseen } = if is_shared {
+            let mut bytes = core::mem::take(&mut state.shared);
+            let (conflicts, own) = state.access(noted, &mut bytes);
+            state.shared = bytes;
+            match noted.touch {
+                Touch::Copy => state.copies.issue(noted, own),
+                _ => pending = state.copies.pending_at(noted),
             }
-        }
+            conflicts
+        } else {
+            state.access(noted, &mut self.global).0
+        };
         if let Some((thread, step)) = pending {
             let mistake = Mistake::PendingCopy {
                 address: noted.address,
@@ -762,7 +373,7 @@ impl<'r> Checker<'r> {
                 copy_thread: place(thread.into(), self.block_shape),
             };
             self.report((noted.step, noted.thread), step, mistake);
-        } else if let Some((other, is_other_write)) = found {
+        } else if let Some((other, is_other_write)) = race {
             let threads = u64::from(self.threads);
             let other_block = self.started[(other.thread / threads) as usize];
             let mistake = Mistake::Race {
@@ -776,7 +387,7 @@ impl<'r> Checker<'r> {
                 is_other_write,
             };
             self.report((noted.step, noted.thread), other.step, mistake);
-        } else if let Some(step) = written {
+        } else if let Some(step) = unseen {
             let mistake = Mistake::NonCoherent {
                 address: noted.address,
                 size_bytes: noted.size_bytes,
@@ -799,11 +410,6 @@ impl<'r> Checker<'r> {
             mistake,
         });
     }
-}
-
-/// The words of bytes of shared memory.
-fn words(address: u64, size_bytes: u64) -> impl Iterator<Item = u64> {
-    address / WORD_BYTES..address.saturating_add(size_bytes).div_ceil(WORD_BYTES)
 }
 
 /// A place in the local memories of a block.

@@ -2,6 +2,7 @@
 //! launch, blocks run on several cores if the outcome is the same (`cores.rs`).
 
 mod access;
+mod barrier;
 mod block;
 mod call;
 mod copied;
@@ -12,6 +13,7 @@ mod group;
 mod matrix;
 mod print;
 mod surroundings;
+mod transfer;
 mod undefined;
 mod warp;
 
@@ -191,7 +193,7 @@ impl Run<'_> {
     /// Runs all blocks, up to the first mistake.
     pub(crate) fn blocks(&mut self) -> Option<KernelMistake> {
         let total: u64 = self.launch.grid.into_iter().map(u64::from).product();
-        let order = Order::new(total, self.next_random());
+        let order = BlockOrder::new(total, self.next_random());
         let is_apart = self.program.is_of_blocks_apart && self.checker.is_none();
         let is_on_one_core = self.launch.cores < 2 || self.program.is_on_one_core.load(Ordering::Relaxed);
         let mut may_spread = is_apart && !is_on_one_core;
@@ -282,13 +284,13 @@ pub(crate) fn mixed(mut state: u64) -> u64 {
 }
 
 /// An order of the numbers below `total`: each step goes on by the same distance, which has no factor in common with `total`.
-struct Order {
+struct BlockOrder {
     total: u64,
     start: u64,
     step: u64,
 }
 
-impl Order {
+impl BlockOrder {
     fn new(total: u64, random: u64) -> Self {
         let total = total.max(1);
         let mut step = 1 + random % total;
@@ -346,7 +348,7 @@ mod tests {
     fn each_block_comes_once() {
         for total in [1, 2, 7, 12, 100, 4096] {
             for random in [0, 1, u64::MAX, 0x1234_5678_9abc_def0] {
-                let order = Order::new(total, random);
+                let order = BlockOrder::new(total, random);
                 let mut found: Vec<u64> = (0..total).map(|index| order.at(index)).collect();
                 found.sort_unstable();
                 assert!(found.into_iter().eq(0..total), "{total} {random}");

@@ -22,11 +22,12 @@ pub(crate) struct Copied<'g> {
     /// The cells of the pieces, in the order in which they came: others never move, so that the kernel may have them.
     cells: Vec<OnceCell<Vec<Cell<u8>>>>,
     /// By their first addresses.
-    known: RefCell<BTreeMap<u64, Known>>,
+    known: RefCell<BTreeMap<u64, Held>>,
 }
 
+/// Where a piece is, and what it was given for.
 #[derive(Clone, Copy)]
-struct Known {
+struct Held {
     index: usize,
     is_writable: bool,
 }
@@ -49,7 +50,7 @@ impl<'g> Copied<'g> {
     }
 
     /// The piece that has the beginning of an access, if it has it whole.
-    fn find(&self, address: u64, size_bytes: u64) -> Option<(Known, Region<'_>)> {
+    fn find(&self, address: u64, size_bytes: u64) -> Option<(Held, Region<'_>)> {
         let known = self.known.borrow();
         let (start, known) = known.range(..=address).next_back()?;
         let cells = self.cells[known.index].get()?;
@@ -70,14 +71,14 @@ impl<'g> Copied<'g> {
             return None;
         }
         self.cells.get(index)?.set(piece.cells).ok()?;
-        known.insert(piece.start, Known { index, is_writable: piece.is_writable });
+        known.insert(piece.start, Held { index, is_writable: piece.is_writable });
         Some(())
     }
 
     /// The pieces, in the order of their addresses.
     pub(crate) fn into_pieces(mut self) -> Vec<Piece> {
         let known = core::mem::take(self.known.get_mut());
-        let pieces = known.into_iter().filter_map(|(start, Known { index, is_writable })| {
+        let pieces = known.into_iter().filter_map(|(start, Held { index, is_writable })| {
             Some(Piece { start, cells: self.cells[index].take()?, is_writable })
         });
         pieces.collect()
@@ -102,7 +103,7 @@ impl DeviceMemory for Copied<'_> {
                 if !is_same || !piece.is_writable {
                     return None;
                 }
-                self.known.borrow_mut().insert(region.start, Known { is_writable: true, ..known });
+                self.known.borrow_mut().insert(region.start, Held { is_writable: true, ..known });
             }
             None => self.add(piece)?,
         }

@@ -11,7 +11,7 @@ use crate::memory::Touched;
 use crate::program::Program;
 use crate::run::block::{BLOCK_TURN, Progress, RunningBlock};
 use crate::run::copied::{Copied, Piece};
-use crate::run::{Launch, Order, Run};
+use crate::run::{BlockOrder, Launch, Run};
 use core::cell::Cell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +37,7 @@ pub(crate) fn is_worth_it(steps: u64, started: u64, total: u64) -> bool {
 struct Groups<'g> {
     program: &'g Program,
     launch: Launch<'g>,
-    order: &'g Order,
+    order: &'g BlockOrder,
     inverse: u64,
     /// The blocks that come earlier in the order have run.
     started: u64,
@@ -69,7 +69,7 @@ struct Core {
 }
 
 /// Runs all blocks from the index `started` on. Returns false if nothing has happened.
-pub(crate) fn spread(run: &mut Run<'_>, order: &Order, started: u64) -> bool {
+pub(crate) fn spread(run: &mut Run<'_>, order: &BlockOrder, started: u64) -> bool {
     let steps = run.steps / started.max(1);
     let cores = run.launch.cores.min(CORES_MAX);
     // Groups of a few cores end at about the same time if each core gets several.
@@ -296,7 +296,7 @@ mod tests {
             let program = module.entry("k").unwrap().program().unwrap();
             let mut run = Run::new(program, launch, &memory);
             run.steps = 1000;
-            let order = Order::new(5000, run.next_random());
+            let order = BlockOrder::new(5000, run.next_random());
             spread(&mut run, &order, started)
         };
         (is_spread, memory.0)

@@ -1,15 +1,14 @@
 //! Instructions on matrices that the lanes of a warp hold together.
 
 use crate::check::Touch;
-use crate::fault::Mistake;
 use crate::memory::{get, set};
 use crate::number::matrix::{Element, Fragment, Role};
 use crate::number::{LANES, Lanes};
 use crate::program::{Access, Lines, Matrix, Slot};
 use crate::run::Run;
-use crate::run::access::{LocalFrame, element, set_element};
-use crate::run::warp::{Warp, bits, lanes_of};
-use core::cell::Cell;
+use crate::run::access::{element, set_element};
+use crate::run::group::Waiting;
+use crate::run::warp::{Executing, Failed, Flow, Warp, bits, lanes_of};
 
 /// 8 rows of 8 halves, of which each lane has two.
 const ROWS: Fragment =
@@ -17,16 +16,28 @@ const ROWS: Fragment =
 const SIDE: usize = 8;
 
 impl Warp {
-    /// Does an instruction for the lanes `active`, which are all of the warp that have not ended. `local` is the frame in local
-    /// memory, `base` its first register.
+    /// Does an instruction once all lanes of the warp that have not ended are at it.
     pub(crate) fn matrix(
         &mut self,
         run: &mut Run<'_>,
-        shared: &[Cell<u8>],
-        active: u32,
-        (local, base): (LocalFrame, u32),
+        on: Executing<'_>,
+        index: usize,
         matrix: &Matrix,
-    ) -> Result<(), (Mistake, u32)> {
+    ) -> Result<Flow, Failed> {
+        if on.lanes != self.alive() {
+            self.split_guarded(index, on.lanes);
+            self.groups[index].waiting = Waiting::Lanes;
+            return Ok(Flow::Changed);
+        }
+        self.matrix_of_all(run, on, matrix)?;
+        match matrix {
+            Matrix::StoreRows { .. } | Matrix::Store { .. } => Ok(self.changes(run, index)),
+            _ => Ok(Flow::Next),
+        }
+    }
+
+    fn matrix_of_all(&mut self, run: &mut Run<'_>, on: Executing<'_>, matrix: &Matrix) -> Result<(), Failed> {
+        let Executing { lanes: active, base, shared, local } = on;
         match matrix {
             Matrix::LoadRows { to, from, is_transposed } => {
                 let mut values = vec![[0; LANES]; to.len()];

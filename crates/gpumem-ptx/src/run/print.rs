@@ -5,6 +5,7 @@ use crate::memory::get;
 use crate::program::{Access, Assertion, Memory, Order, Slot};
 use crate::run::Run;
 use crate::run::access::{ThreadMemory, by_window};
+use crate::run::warp::{Executing, Failed, Warp, bits};
 use core::ops::Range;
 
 /// The bytes of a text of `printf` or `assert`, at most.
@@ -15,9 +16,32 @@ const PRINTED_BYTES_MAX: usize = 1 << 20;
 /// The bytes of formatted output that count as one step.
 const BYTES_A_STEP: u64 = 16;
 
+impl Warp {
+    /// Prints for each lane. `format` and `arguments` are addresses; the arguments are in the memory of a routine.
+    pub(crate) fn print(
+        &mut self,
+        run: &mut Run<'_>,
+        on: Executing<'_>,
+        routine: u32,
+        to: u32,
+        [format, arguments]: [Slot; 2],
+        site: u32,
+    ) -> Result<(), Failed> {
+        let Executing { lanes: active, base, shared, local } = on;
+        let [formats, arguments] = [format, arguments].map(|slot| *self.lanes(run, base, slot));
+        for lane in bits(active) {
+            let thread = self.thread(lane, shared, local);
+            let count = run.print(formats[lane], (arguments[lane], routine), site, &thread);
+            let count = count.map_err(|mistake| (mistake, lane as u32))?;
+            self.registers[(base + to) as usize][lane] = count.into();
+        }
+        Ok(())
+    }
+}
+
 impl Run<'_> {
     /// Formats and keeps a text, with arguments in the memory of a routine. Returns their number.
-    pub(crate) fn print(
+    fn print(
         &mut self,
         format: u64,
         (arguments, routine): (u64, u32),

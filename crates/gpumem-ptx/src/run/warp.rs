@@ -1,14 +1,13 @@
 //! A warp: its registers, its groups, and what each instruction does to them.
 
-use crate::check::Touch;
+use crate::check::Checker;
 use crate::fault::{Mistake, place};
-use crate::memory::{get, set};
 use crate::number::integer::{inserted, lop3};
 use crate::number::{Alu, LANES, Lanes};
-use crate::program::{Access, BARRIERS, Barrier, BarrierKind, ClockPart, Matrix, Memory, Op, Slot, Special};
-use crate::run::access::{LocalFrame, ThreadMemory, by_window, element, set_element};
-use crate::run::block::{Arrival, Barriers};
-use crate::run::group::{self, Group, Waiting};
+use crate::program::{ClockPart, Memory, Op, Slot, Special};
+use crate::run::access::{LocalFrame, ThreadMemory};
+use crate::run::block::Barriers;
+use crate::run::group::{self, Frame, Group, Waiting};
 use crate::run::surroundings::{Reached, Surroundings};
 use crate::run::undefined::Undefined;
 use crate::run::{Run, Stopped};
@@ -32,13 +31,13 @@ pub(crate) struct Warp {
     /// A lane that has gone around a barrier at which others waited for it, and has ended.
     pub(crate) missed: Option<u32>,
     /// The place of the barrier at which lanes waited last for the rest of the warp, and what the steps around it say.
-    surroundings: Option<(u32, Rc<Surroundings>)>,
+    pub(crate) surroundings: Option<(u32, Rc<Surroundings>)>,
     /// How far the lanes have come that were not there.
-    reached: Reached,
+    pub(crate) reached: Reached,
     /// The lanes that have gone around it while others waited.
     pub(crate) passing: u32,
     /// The barriers at which the warp has arrived, with all lanes that did.
-    arrived: Vec<(u32, u32)>,
+    pub(crate) arrived: Vec<(u32, u32)>,
     /// The last look at memory that may be one of a loop that waits: the step and the address.
     poll: (u32, u64),
     /// The group that runs has looked at one place twice, and has changed nothing since.
@@ -62,10 +61,18 @@ pub(crate) enum Flow {
     Changed,
 }
 
-type Failed = (Mistake, u32);
+/// The mistake of an instruction, and its lane.
+pub(crate) type Failed = (Mistake, u32);
 
-/// The elements of a load, at most.
-const VECTOR_MAX: usize = 8;
+/// The lanes that execute an instruction, their registers, and the memory of a block and of a call that they may access.
+#[derive(Clone, Copy)]
+pub(crate) struct Executing<'s> {
+    pub(crate) lanes: u32,
+    /// The first register of the frame.
+    pub(crate) base: u32,
+    pub(crate) shared: &'s [Cell<u8>],
+    pub(crate) local: LocalFrame,
+}
 
 /// The lanes of a mask.
 pub(crate) fn bits(mask: u32) -> impl Iterator<Item = usize> + Clone {
@@ -243,7 +250,7 @@ impl Warp {
                     op => {
                         self.groups[index].pc = pc;
                         run.at = pc;
-                        let flow = self.other(run, (shared, barriers), (index, active), op);
+                        let flow = self.execute(run, (shared, barriers), (index, active), op);
                         match flow.map_err(|(mistake, lane)| Stopped {
                             mistake,
                             step: pc,
@@ -263,7 +270,7 @@ impl Warp {
     }
 
     /// Notes a look at memory that may be one of a loop that waits for another thread: a strong read, or an atomic that changes nothing.
-    fn polls(&mut self, step: u32, address: u64) {
+    pub(crate) fn polls(&mut self, step: u32, address: u64) {
         self.is_polling = self.poll == (step, address);
         self.poll = (step, address);
     }
@@ -283,44 +290,32 @@ impl Warp {
         stalled.map(|group| group.waiting = Waiting::No).count() > 0
     }
 
-    /// Memory has changed that others see. Returns true if they go on.
-    fn changes(&mut self, run: &mut Run<'_>, index: usize) -> bool {
+    /// A group has changed memory that others see. Those that wait for it go on.
+    pub(crate) fn changes(&mut self, run: &mut Run<'_>, index: usize) -> Flow {
         run.is_memory_changed = true;
         self.is_polling = false;
-        let is_waited_for = self.wake();
-        if is_waited_for {
-            self.groups[index].pc += 1;
+        if !self.wake() {
+            return Flow::Next;
         }
-        is_waited_for
-    }
-
-    /// If lanes wait for the rest of the warp: the lanes that were never at that barrier, and the steps around it.
-    fn lanes_waited_for(&self) -> Option<(u32, Rc<Surroundings>)> {
-        let waiting = self.groups.iter().find(|group| group.waiting == Waiting::Warp)?;
-        let arrived =
-            self.arrived.iter().find(|(step, _)| *step == waiting.pc).map_or(0, |(_, lanes)| *lanes);
-        let (_, surroundings) = self.surroundings.as_ref()?;
-        Some((!arrived, Rc::clone(surroundings)))
+        self.groups[index].pc += 1;
+        Flow::Changed
     }
 
     pub(crate) fn lanes<'a>(&'a self, run: &'a Run<'_>, base: u32, slot: Slot) -> &'a Lanes {
         lanes_of(&self.registers, &run.constants, &self.specials, base, slot)
     }
 
-    /// Does an instruction for the lanes `active`, of which there is at least one.
-    fn other(
+    /// Does an instruction, other than arithmetic, for the lanes `active`, of which there is at least one.
+    fn execute(
         &mut self,
         run: &mut Run<'_>,
         (shared, barriers): (&[Cell<u8>], &mut Barriers),
         (index, active): (usize, u32),
         op: &Op,
     ) -> Result<Flow, Failed> {
-        let Group { pc, mask, frame, .. } = self.groups[index];
-        let base = frame.registers;
-        let local = LocalFrame {
-            start: frame.local,
-            bytes: run.program.routines[frame.routine as usize].frame_bytes,
-        };
+        let Frame { registers: base, local: start, routine, .. } = self.groups[index].frame;
+        let local = LocalFrame { start, bytes: run.program.routines[routine as usize].frame_bytes };
+        let on = Executing { lanes: active, base, shared, local };
         match op {
             Op::Alu { .. } => {}
             Op::Logic { to, inputs, table } => {
@@ -338,113 +333,43 @@ impl Warp {
                 self.write(base + to, &value, active);
             }
             Op::FrameAddress { to, offset_bytes } => {
-                self.write(base + to, &[frame.local.wrapping_add(*offset_bytes); LANES], active);
+                self.write(base + to, &[start.wrapping_add(*offset_bytes); LANES], active);
             }
-            Op::Load { to, from } => {
-                if from.order.is_strong {
-                    let address = self.lanes(run, base, from.at)[active.trailing_zeros() as usize];
-                    self.polls(pc, address.wrapping_add_signed(from.offset_bytes));
-                }
-                self.load(run, shared, active, (to, from, local), base)?;
-            }
+            Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
+            Op::Clock { to, part } => self.write(base + to, &[clock(run.steps, *part); LANES], active),
+            // Memory: `transfer.rs`, `matrix.rs`, `print.rs`.
+            Op::Load { to, from } => self.load(run, on, to, from)?,
             Op::Store { values, to } => {
-                self.store(run, shared, active, (values, to, local), base)?;
-                if !matches!(to.space, Memory::Local | Memory::Frame) && self.changes(run, index) {
-                    return Ok(Flow::Changed);
+                self.store(run, on, values, to)?;
+                if !matches!(to.space, Memory::Local | Memory::Frame) {
+                    return Ok(self.changes(run, index));
                 }
             }
             Op::Atomic { function, in_shared, to, at, inputs } => {
-                let addresses = *self.lanes(run, base, at.at);
-                let [b, c] = inputs.map(|slot| *self.lanes(run, base, slot));
-                let mut is_changed = false;
-                for lane in bits(active) {
-                    let address = addresses[lane].wrapping_add_signed(at.offset_bytes);
-                    let thread = self.thread(lane, shared, local);
-                    let cells =
-                        run.cells(at, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
-                    run.note(at, address, &thread, || Touch::Atomic);
-                    let old = get(cells);
-                    let function = if at.is_shared(address) { in_shared } else { function };
-                    set(cells, function(old, b[lane], c[lane]));
-                    is_changed |= get(cells) != old;
-                    if let Some(to) = to {
-                        self.registers[(base + to) as usize][lane] = old;
-                    }
-                }
-                if is_changed {
-                    if self.changes(run, index) {
-                        return Ok(Flow::Changed);
-                    }
-                } else if to.is_some() {
-                    let address = addresses[active.trailing_zeros() as usize];
-                    self.polls(pc, address.wrapping_add_signed(at.offset_bytes));
+                if self.atomic(run, on, [*function, *in_shared], *to, at, *inputs)? {
+                    return Ok(self.changes(run, index));
                 }
             }
             Op::Copy { to, from, size_bytes, source_bytes } => {
-                let [targets, sources] = [to.at, from.at].map(|slot| *self.lanes(run, base, slot));
-                let lens = source_bytes.map(|slot| *self.lanes(run, base, slot));
-                for lane in bits(active) {
-                    let failed = |mistake| (mistake, lane as u32);
-                    let len = lens.map_or(*size_bytes, |lens| lens[lane] as u32);
-                    if len > *size_bytes {
-                        let [source_bytes, size_bytes] = [len, *size_bytes].map(u64::from);
-                        return Err(failed(Mistake::CopySize { source_bytes, size_bytes }));
-                    }
-                    let len = len as usize;
-                    let mut bytes = [0; 16];
-                    let thread = self.thread(lane, shared, local);
-                    if len > 0 {
-                        let source = sources[lane].wrapping_add_signed(from.offset_bytes);
-                        if source & u64::from(size_bytes - 1) != 0 {
-                            let size_bytes = u64::from(*size_bytes);
-                            let mistake = Mistake::Misaligned {
-                                space: "global",
-                                address: source,
-                                size_bytes,
-                                is_write: false,
-                            };
-                            return Err(failed(mistake));
-                        }
-                        // Only what is copied is read.
-                        let from = Access { bytes: 1, count: len as u8, ..*from };
-                        let cells = run.cells(&from, source, &thread, false).map_err(failed)?;
-                        run.note(&from, source, &thread, || Touch::Read);
-                        bytes.iter_mut().zip(&cells[..len]).for_each(|(byte, cell)| *byte = cell.get());
-                    }
-                    let target = targets[lane].wrapping_add_signed(to.offset_bytes);
-                    let cells = run.cells(to, target, &thread, true).map_err(failed)?;
-                    run.note(to, target, &thread, || Touch::Copy);
-                    cells.iter().zip(bytes).for_each(|(cell, byte)| cell.set(byte));
-                }
-                if self.changes(run, index) {
-                    return Ok(Flow::Changed);
-                }
+                self.copy(run, on, [to, from], *size_bytes, *source_bytes)?;
+                return Ok(self.changes(run, index));
             }
-            Op::Branch { target } => {
-                // Some lanes branch, and some do not.
-                let group = &mut self.groups[index];
-                group.pc = *target;
-                let rest = Group { mask: mask & !active, pc: pc + 1, ..group.clone() };
-                group.mask = active;
-                self.groups.push(rest);
-                if self.is_polling && *target <= pc {
-                    self.stall(index);
-                }
-                return Ok(Flow::Changed);
+            Op::Matrix(matrix) => return self.matrix(run, on, index, matrix),
+            Op::Print { to, format, arguments, site } => {
+                self.print(run, on, routine, *to, [*format, *arguments], *site)?;
             }
+            // What the checks alone see. Copies are done at once, which is one of the times at which they may be.
+            Op::Fence(order) => self.check(run, active, |checker, thread, time| {
+                checker.fence(thread, *order, time);
+            }),
+            Op::CommitCopies => self.check(run, active, |checker, thread, _| checker.commit_copies(thread)),
+            Op::WaitForCopies { pending } => self.check(run, active, |checker, thread, time| {
+                checker.wait_for_copies(thread, *pending, time);
+            }),
+            // Where lanes go: here and in `call.rs`.
+            Op::Branch { target } => return Ok(self.branch(index, active, *target)),
             Op::BranchTable { targets, index: slot } => {
-                let numbers = *self.lanes(run, base, *slot);
-                let first = active.trailing_zeros();
-                let number = numbers[first as usize];
-                let target = usize::try_from(number).ok().and_then(|number| targets.get(number));
-                let wrong = Mistake::WrongIndex { index: number, len: targets.len() };
-                let target = *target.ok_or((wrong, first))?;
-                let same = bits(active)
-                    .filter(|lane| numbers[*lane] == number)
-                    .fold(0, |mask, lane| mask | 1 << lane);
-                self.split_guarded(index, active);
-                self.split(index, same).pc = target;
-                return Ok(Flow::Changed);
+                return self.branch_by_table(run, (index, active), targets, *slot);
             }
             Op::Call(call) => {
                 self.split_guarded(index, active);
@@ -461,43 +386,14 @@ impl Warp {
                 self.end(index, active);
                 return Ok(Flow::Changed);
             }
-            Op::Fence(order) => {
-                if let Some(checker) = &mut run.checker {
-                    let first = self.number * LANES as u32;
-                    bits(active).for_each(|lane| checker.fence(first + lane as u32, *order, run.steps));
-                }
-            }
-            // Copies are done at once, which is one of the times at which they may be.
-            Op::CommitCopies => {
-                if let Some(checker) = &mut run.checker {
-                    let first = self.number * LANES as u32;
-                    bits(active).for_each(|lane| checker.commit_copies(first + lane as u32));
-                }
-            }
-            Op::WaitForCopies { pending } => {
-                if let Some(checker) = &mut run.checker {
-                    let first = self.number * LANES as u32;
-                    bits(active)
-                        .for_each(|lane| checker.wait_for_copies(first + lane as u32, *pending, run.steps));
-                }
-            }
-            Op::Print { to, format, arguments, site } => {
-                let [formats, arguments] = [format, arguments].map(|slot| *self.lanes(run, base, *slot));
-                let routine = self.groups[index].frame.routine;
-                for lane in bits(active) {
-                    let thread = self.thread(lane, shared, local);
-                    let count = run.print(formats[lane], (arguments[lane], routine), *site, &thread);
-                    let count = count.map_err(|mistake| (mistake, lane as u32))?;
-                    self.registers[(base + to) as usize][lane] = count.into();
-                }
-            }
+            Op::Trap => return Err((Mistake::Trap, active.trailing_zeros())),
             Op::Assert(assertion) => {
                 let lane = active.trailing_zeros() as usize;
                 let thread = self.thread(lane, shared, local);
                 let value = |run: &Run<'_>, slot| self.lanes(run, base, slot)[lane];
                 return Err((run.failed(assertion, value, &thread), lane as u32));
             }
-            Op::Trap => return Err((Mistake::Trap, active.trailing_zeros())),
+            // Lanes and warps that wait for each other: `barrier.rs`, `exchange.rs`.
             Op::Barrier(barrier) => return self.barrier(run, barriers, index, active, barrier),
             Op::WarpBarrier { mask }
             | Op::MatchAny { mask, .. }
@@ -506,30 +402,50 @@ impl Warp {
             | Op::Elect { mask, .. } => return Ok(self.exchange(run, (index, active), Some(*mask), op)),
             Op::Shuffle(shuffle) => return Ok(self.exchange(run, (index, active), shuffle.mask, op)),
             Op::Vote { mask, .. } => return Ok(self.exchange(run, (index, active), *mask, op)),
-            Op::Matrix(matrix) => {
-                // All lanes execute it at one place.
-                if active != self.alive() {
-                    self.split_guarded(index, active);
-                    self.groups[index].waiting = Waiting::Lanes;
-                    return Ok(Flow::Changed);
-                }
-                self.matrix(run, shared, active, (local, base), matrix)?;
-                if matches!(**matrix, Matrix::StoreRows { .. } | Matrix::Store { .. }) {
-                    // All lanes are here, so none of the warp waits for it.
-                    self.changes(run, index);
-                }
-            }
-            Op::ActiveMask { to } => self.write(base + to, &[u64::from(active); LANES], active),
-            Op::Clock { to, part } => {
-                let now = match part {
-                    ClockPart::Low => run.steps & 0xffff_ffff,
-                    ClockPart::High => run.steps >> 32,
-                    ClockPart::Whole => run.steps,
-                };
-                self.write(base + to, &[now; LANES], active);
-            }
         }
         Ok(Flow::Next)
+    }
+
+    /// Tells the checks what threads do.
+    fn check(&self, run: &mut Run<'_>, active: u32, mut tell: impl FnMut(&mut Checker<'_>, u32, u64)) {
+        if let Some(checker) = &mut run.checker {
+            let first = self.number * LANES as u32;
+            bits(active).for_each(|lane| tell(checker, first + lane as u32, run.steps));
+        }
+    }
+
+    /// Some lanes of a group branch, and some do not.
+    fn branch(&mut self, index: usize, active: u32, target: u32) -> Flow {
+        let group = &mut self.groups[index];
+        let pc = core::mem::replace(&mut group.pc, target);
+        let rest = Group { mask: group.mask & !active, pc: pc + 1, ..group.clone() };
+        group.mask = active;
+        self.groups.push(rest);
+        if self.is_polling && target <= pc {
+            self.stall(index);
+        }
+        Flow::Changed
+    }
+
+    /// Lanes branch to the places that a table has for their numbers: first those with the number of the first lane.
+    fn branch_by_table(
+        &mut self,
+        run: &Run<'_>,
+        (index, active): (usize, u32),
+        targets: &[u32],
+        slot: Slot,
+    ) -> Result<Flow, Failed> {
+        let numbers = *self.lanes(run, self.groups[index].frame.registers, slot);
+        let first = active.trailing_zeros();
+        let number = numbers[first as usize];
+        let target = usize::try_from(number).ok().and_then(|number| targets.get(number));
+        let wrong = Mistake::WrongIndex { index: number, len: targets.len() };
+        let target = *target.ok_or((wrong, first))?;
+        let same =
+            bits(active).filter(|lane| numbers[*lane] == number).fold(0, |mask, lane| mask | 1 << lane);
+        self.split_guarded(index, active);
+        self.split(index, same).pc = target;
+        Ok(Flow::Changed)
     }
 
     /// The memory of a thread.
@@ -552,218 +468,20 @@ impl Warp {
             self.groups.push(rest);
         }
     }
-
-    /// The mistake of lanes that wait at a barrier for the rest of their warp, which does not come.
-    fn divergence(&mut self, run: &mut Run<'_>) -> Option<Stopped> {
-        let waiting = self.groups.iter().position(|group| group.waiting == Waiting::Warp)?;
-        let (pc, mask, base) = {
-            let group = &self.groups[waiting];
-            (group.pc, group.mask, group.frame.registers)
-        };
-        let Op::Barrier(barrier) = &run.program.steps[pc as usize].op else { return None };
-        let first = mask.trailing_zeros();
-        let number = self.lanes(run, base, barrier.number)[first as usize] as u32;
-        let lane = self.missed.unwrap_or_else(|| (self.alive() & !mask).trailing_zeros());
-        let warp = self.number * LANES as u32;
-        let missing = place(u64::from(warp + lane), run.launch.block);
-        let mistake = Mistake::Divergence { number, missing };
-        Some(Stopped { mistake, step: pc, thread: warp + first })
-    }
-
-    /// Lanes wait at a barrier at which none of the warp did last.
-    fn wait_at(&mut self, run: &mut Run<'_>, place: u32) {
-        let surroundings = run.surroundings(place);
-        for group in self.groups.iter().filter(|group| group.waiting != Waiting::Warp) {
-            let reached = surroundings.reached_at(group.place());
-            bits(group.mask).for_each(|lane| self.reached[lane] = reached);
-        }
-        self.surroundings = Some((place, surroundings));
-        self.passing = 0;
-    }
-
-    fn barrier(
-        &mut self,
-        run: &mut Run<'_>,
-        barriers: &mut Barriers,
-        index: usize,
-        active: u32,
-        barrier: &Barrier,
-    ) -> Result<Flow, Failed> {
-        let base = self.groups[index].frame.registers;
-        let first = active.trailing_zeros();
-        let number = self.lanes(run, base, barrier.number)[first as usize];
-        if number >= BARRIERS {
-            return Err((Mistake::WrongBarrier { number }, first));
-        }
-        if barrier.is_aligned && active != self.alive() {
-            self.split_guarded(index, active);
-            self.groups[index].waiting = Waiting::Warp;
-            let place = self.groups[index].place();
-            if self.surroundings.as_ref().is_none_or(|(of, _)| *of != place) {
-                self.wait_at(run, place);
-            }
-            return Ok(Flow::Changed);
-        }
-        self.passing = 0;
-        let pc = self.groups[index].pc;
-        match self.arrived.iter_mut().find(|(step, _)| *step == pc) {
-            Some((_, lanes)) => *lanes |= active,
-            None => self.arrived.push((pc, active)),
-        }
-        let counts = barrier.count.map(|count| self.lanes(run, base, count));
-        let numbers = self.lanes(run, base, barrier.number);
-        let is_same = |lane: &usize| {
-            numbers[*lane] == number && counts.is_none_or(|counts| counts[*lane] == counts[first as usize])
-        };
-        let same = bits(active).filter(is_same).fold(0, |mask, lane| mask | 1 << lane);
-        if same != active && barrier.is_aligned {
-            let other = self.number * LANES as u32 + (active & !same).trailing_zeros();
-            let other = place(other.into(), run.launch.block);
-            return Err((Mistake::BarrierOperands { other }, first));
-        }
-        if same != active {
-            // Lanes at another barrier arrive there next.
-            self.split_guarded(index, active);
-            self.split(index, same);
-            return self.barrier(run, barriers, index, same, barrier);
-        }
-        let is_arrive = matches!(barrier.kind, BarrierKind::Arrive);
-        // A number of 0 stands for none, where there may be none.
-        let expected = counts.map(|counts| counts[first as usize] as u32);
-        let expected = expected.filter(|expected| *expected != 0 || is_arrive);
-        let no = match barrier.kind {
-            BarrierKind::Combine { input, .. } => !set_lanes(self.lanes(run, base, input)) & active,
-            _ => 0,
-        };
-        let number = number as u32;
-        let phase = barriers.phase(number);
-        let (threads, alive) = (active.count_ones(), self.alive());
-        let there = self.groups.iter().filter(|group| group.waiting == (Waiting::Barrier { number, phase }));
-        let there = there.fold(active, |mask, group| mask | group.mask);
-        // A stated number of threads counts whole warps: with its last lane, those of a warp that have ended or do not exist.
-        let counted = match barrier.is_aligned {
-            true => LANES as u32,
-            false if there == alive => threads + LANES as u32 - alive.count_ones(),
-            false => threads,
-        };
-        // At a barrier of the whole block, what each knew does not matter.
-        if let Some(checker) = run.checker.as_mut().filter(|_| expected.is_some()) {
-            let first = self.number * LANES as u32;
-            checker.arrive((number, phase), bits(active).map(|lane| first + lane as u32), run.steps);
-        }
-        let is_combining = matches!(barrier.kind, BarrierKind::Combine { .. });
-        let arrival = Arrival { number, threads, counted, expected, is_combining, no: no.count_ones() };
-        let block = run.launch.block.into_iter().product::<u32>().next_multiple_of(LANES as u32);
-        barriers.arrive(&arrival, block).map_err(|mistake| (mistake, first))?;
-        self.split_guarded(index, active);
-        if is_arrive {
-            self.groups[index].pc += 1;
-            return Ok(Flow::Changed);
-        }
-        self.groups[index].waiting = Waiting::Barrier { number, phase };
-        Ok(Flow::Changed)
-    }
-
-    fn load(
-        &mut self,
-        run: &mut Run<'_>,
-        shared: &[Cell<u8>],
-        active: u32,
-        (to, from, local): (&[Option<u32>], &Access, LocalFrame),
-        base: u32,
-    ) -> Result<(), Failed> {
-        let addresses = *self.lanes(run, base, from.at);
-        if let Some(together) = run.together(from, &addresses, active, shared, false) {
-            for (index, to) in to.iter().enumerate().filter_map(|(index, to)| Some((index, (*to)?))) {
-                let offset = index * usize::from(from.bytes);
-                together.read(offset, from.bytes, &mut self.registers[(base + to) as usize]);
-            }
-            return Ok(());
-        }
-        if let (Memory::Parameters, Slot::Constant(_)) = (from.space, from.at) {
-            let address = addresses[0].wrapping_add_signed(from.offset_bytes);
-            for (index, to) in to.iter().enumerate().filter_map(|(index, to)| Some((index, (*to)?))) {
-                let value = run.parameter(from, address, index as u8);
-                let value = value.map_err(|mistake| (mistake, active.trailing_zeros()))?;
-                self.write(base + to, &[value; LANES], active);
-            }
-            return Ok(());
-        }
-        for lane in bits(active) {
-            let failed = |mistake| (mistake, lane as u32);
-            let address = addresses[lane].wrapping_add_signed(from.offset_bytes);
-            let parameter = match from.space {
-                Memory::Parameters => Some(address),
-                Memory::Generic => match by_window(address) {
-                    (Memory::Parameters, address) => Some(address),
-                    _ => None,
-                },
-                _ => None,
-            };
-            if let Some(address) = parameter {
-                for (index, to) in to.iter().enumerate().filter_map(|(index, to)| Some((index, (*to)?))) {
-                    let value = run.parameter(from, address, index as u8).map_err(failed)?;
-                    self.registers[(base + to) as usize][lane] = value;
-                }
-                continue;
-            }
-            let thread = self.thread(lane, shared, local);
-            let cells = run.cells(from, address, &thread, false).map_err(failed)?;
-            run.note(from, address, &thread, || Touch::Read);
-            if let [Some(to)] = to {
-                self.registers[(base + to) as usize][lane] = get(cells);
-                continue;
-            }
-            let values: [u64; VECTOR_MAX] = core::array::from_fn(|index| match to.get(index) {
-                Some(Some(_)) => element(cells, index, from.bytes),
-                _ => 0,
-            });
-            for (to, value) in to.iter().zip(values).filter_map(|(to, value)| Some(((*to)?, value))) {
-                self.registers[(base + to) as usize][lane] = value;
-            }
-        }
-        Ok(())
-    }
-
-    fn store(
-        &mut self,
-        run: &mut Run<'_>,
-        shared: &[Cell<u8>],
-        active: u32,
-        (values, to, local): (&[Slot], &Access, LocalFrame),
-        base: u32,
-    ) -> Result<(), Failed> {
-        let addresses = *self.lanes(run, base, to.at);
-        if let Some(together) = run.together(to, &addresses, active, shared, true) {
-            for (index, value) in values.iter().enumerate() {
-                let offset = index * usize::from(to.bytes);
-                together.write(offset, to.bytes, self.lanes(run, base, *value));
-            }
-            return Ok(());
-        }
-        for lane in bits(active) {
-            let address = addresses[lane].wrapping_add_signed(to.offset_bytes);
-            let thread = self.thread(lane, shared, local);
-            let cells = run.cells(to, address, &thread, true).map_err(|mistake| (mistake, lane as u32))?;
-            if run.checker.is_some() {
-                let is_same = values.iter().enumerate().all(|(index, value)| {
-                    let kept = self.lanes(run, base, *value)[lane] << (64 - 8 * u32::from(to.bytes));
-                    kept == element(cells, index, to.bytes) << (64 - 8 * u32::from(to.bytes))
-                });
-                run.note(to, address, &thread, || Touch::Write { is_same });
-            }
-            for (index, value) in values.iter().enumerate() {
-                let value = lanes_of(&self.registers, &run.constants, &self.specials, base, *value)[lane];
-                set_element(cells, index, to.bytes, value);
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The lanes of which a predicate is set.
 pub(crate) fn set_lanes(predicate: &Lanes) -> u32 {
     predicate.iter().enumerate().fold(0, |mask, (lane, value)| mask | ((value & 1) as u32) << lane)
+}
+
+/// What a clock shows. It counts steps.
+fn clock(steps: u64, part: ClockPart) -> u64 {
+    match part {
+        ClockPart::Low => steps & 0xffff_ffff,
+        ClockPart::High => steps >> 32,
+        ClockPart::Whole => steps,
+    }
 }
 
 /// The values of a special register.
