@@ -1,9 +1,9 @@
 //! What the threads of a block know of each other and of others: which accesses come before their next ones.
 
 use crate::check::copies::Copies;
+use crate::check::noted::{Noted, Touch};
 use crate::check::shadow::{Earlier, History, Shadow};
 use crate::check::times::ThreadTimes;
-use crate::check::{Noted, Touch};
 use crate::number::LANES;
 use crate::program::{Order, Scope};
 use core::ops::Range;

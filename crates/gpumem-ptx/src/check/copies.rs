@@ -1,6 +1,6 @@
 //! Asynchronous copies (`cp.async`) that were not waited for.
 
-use crate::check::Noted;
+use crate::check::noted::Noted;
 use crate::check::shadow::{Earlier, WORD_BYTES};
 use std::collections::HashMap;
 

@@ -1,10 +1,9 @@
 //! What lanes that others wait for at a barrier run, while they are not there.
 //!
 //! Lanes that end are not waited for, and a kernel may end some of them early. But lanes that go around a barrier, and then run what those at
-//! the barrier will run too, have evaluated the condition of the barrier in another way, which `bar.sync` does not allow: PTX wants all
-//! threads of a warp to execute the same one. Where lanes meet is no question of the text for a GPU from Volta on, whose threads have
-//! program counters of their own (PTX ISA, `bar.sync`; Volta's independent thread scheduling). So lanes may come to the barrier one after the
-//! other, and may end on their way.
+//! the barrier will run too, have evaluated the condition of the barrier in another way, which `bar.sync` does not allow: all threads of a
+//! warp execute the same one (PTX ISA, `barrier`). From Volta on, each thread has a program counter of its own, and where lanes reconverge
+//! is up to the compiler and the scheduler. So lanes may come to the barrier by several ways and one after the other, and may end before it.
 //!
 //! A step comes behind the barrier in any case if it is on every way from there to the end (it post-dominates the barrier). In a loop, it may
 //! also be on every way to the barrier (it dominates it). Lanes that run such a step for the first time are still on their way, as the waiting
@@ -12,7 +11,6 @@
 
 use crate::number::LANES;
 use crate::program::Program;
-use crate::run::warp::bits;
 
 /// The steps of a kernel, as seen from one of its barriers.
 pub(crate) struct Surroundings {
@@ -51,22 +49,19 @@ impl Surroundings {
     /// Finds the steps that are on every way to the barrier as well as behind it.
     fn find_ways_to(&mut self, program: &Program, barrier: u32) {
         let Dominators { order, of } = Dominators::of(program);
-        let mut count = 0;
-        let mut chain: Vec<u32> =
-            core::iter::successors(Some(barrier), |step| of[*step as usize].filter(|above| above != step))
-                .filter(|step| self.steps[*step as usize] == Passing::Around)
-                .collect();
-        chain.reverse();
-        for step in chain {
-            self.steps[step as usize] = Passing::Again(count);
-            count += 1;
-        }
-        if count == 0 {
+        let above = |step: u32| of[step as usize].filter(|above| *above != step);
+        let chain = core::iter::successors(above(barrier), |step| above(*step));
+        let chain = chain.filter(|step| self.steps[*step as usize] == Passing::Around);
+        let chain: Vec<u32> = chain.collect();
+        if chain.is_empty() {
             return;
+        }
+        for (number, step) in chain.into_iter().rev().enumerate() {
+            self.steps[step as usize] = Passing::Again(number as u32);
         }
         self.before = vec![0; program.steps.len()];
         for step in order {
-            if let Some(above) = of[step as usize].filter(|above| *above != step) {
+            if let Some(above) = above(step) {
                 let counts = matches!(self.steps[above as usize], Passing::Again(_));
                 self.before[step as usize] = self.before[above as usize] + u32::from(counts);
             }
@@ -85,9 +80,16 @@ impl Surroundings {
             Passing::Nothing => 0,
             Passing::Around => lanes,
             Passing::Again(number) => {
-                let again = bits(lanes).filter(|lane| reached[*lane] > number);
-                let again = again.fold(0, |mask, lane| mask | 1 << lane);
-                bits(lanes & !again).for_each(|lane| reached[lane] = number + 1);
+                let mut again = 0;
+                for (lane, reached) in
+                    reached.iter_mut().enumerate().filter(|(lane, _)| lanes >> lane & 1 == 1)
+                {
+                    if *reached > number {
+                        again |= 1 << lane;
+                    } else {
+                        *reached = number + 1;
+                    }
+                }
                 again
             }
         }

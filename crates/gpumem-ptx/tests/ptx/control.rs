@@ -353,10 +353,9 @@ fn lanes_that_come_to_a_barrier_late_may_end_on_the_way() {
              JOIN: bar.sync 0; {round} EVEN: add.u32 %r5, %r5, 1; bra JOIN; {late}"
         ),
         // The loop is one in another one, from whose head some come.
-        format!(
-            "@!%p0 bra LATE; OUTER: HEAD: setp.ge.u32 %p2, %r1, %r3; @%p2 ret; bar.sync 0; add.u32 %r1, %r1, 1; st.global.u32 [%rd1], %r1;\n\
+        "@!%p0 bra LATE; OUTER: add.u32 %r5, %r5, 1; HEAD: setp.ge.u32 %p2, %r1, %r3; @%p2 ret; bar.sync 0; add.u32 %r1, %r1, 1; st.global.u32 [%rd1], %r1;\n\
              setp.eq.u32 %p3, %r1, 1; @%p3 bra OUTER; bra HEAD; LATE: setp.lt.u32 %p3, %r2, 20; @%p3 bra HEAD; bra OUTER;"
-        ),
+            .to_string(),
     ] {
         let lines = format!(
             "{AT_THREAD} mov.u32 %r1, 0; and.b32 %r2, %r0, 31; setp.lt.u32 %p0, %r2, 16; setp.lt.u32 %p1, %r2, 24;\n\
