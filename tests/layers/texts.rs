@@ -404,10 +404,13 @@ fn of_options(text: &str, texts: &mut Texts) {
     };
     texts.add(&fault);
     let (block, thread, address) = ([0; 3], [1; 3], Some(7));
+    let line = gpumem_sim::SourceLine { file: text.into(), line: 7, inlined_at: None };
+    let line = gpumem_sim::SourceLine { inlined_at: Some(Box::new(line.clone())), ..line };
+    texts.add(&line);
     texts.add(&KernelPlace {
         kernel: shared.into(),
         line: 3,
-        source_line: Some(text.into()),
+        source_line: Some(line.clone()),
         block,
         thread,
         address,

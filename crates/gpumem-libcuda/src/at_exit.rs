@@ -6,7 +6,7 @@
 
 use crate::process::{DRIVER, ERROR_EXITCODE, STARTED_BY, print};
 use gpumem_sim::sys::env;
-use gpumem_sim::{Finding, Report};
+use gpumem_sim::{Finding, KernelPlace, Report, SourceLine};
 use std::ffi::{c_int, c_void};
 use std::fmt::Write as _;
 use std::ptr::null_mut;
@@ -109,7 +109,8 @@ fn json(finding: &Finding) -> String {
         serde_json::json!({
             "kernel": &*place.kernel,
             "ptx_line": place.line,
-            "source": place.source_line,
+            "source": source(Some(place)),
+            "inlined_at": inlined_at(Some(place)),
             "block": place.block,
             "thread": place.thread,
             "address": place.address.map(|address| format!("{address:#x}")),
@@ -121,7 +122,8 @@ fn json(finding: &Finding) -> String {
         "other": other,
         "kernel": place.map(|place| &*place.kernel),
         "ptx_line": place.map(|place| place.line),
-        "source": place.and_then(|place| place.source_line.as_deref()),
+        "source": source(place),
+        "inlined_at": inlined_at(place),
         "block": place.map(|place| place.block),
         "thread": place.map(|place| place.thread),
         "address": place.and_then(|place| place.address).map(|address| format!("{address:#x}")),
@@ -129,13 +131,30 @@ fn json(finding: &Finding) -> String {
     format!("{object}\n")
 }
 
-/// A command of GitHub's workflows, which shows the finding beside the line of the kernel's source.
+/// The line of the source, as `scale.cu:3`.
+fn source(place: Option<&KernelPlace>) -> Option<String> {
+    place?.source_line.as_ref()?.calls().next().map(file_and_line)
+}
+
+/// The lines of the calls that were inlined, up to the one in the kernel itself.
+fn inlined_at(place: Option<&KernelPlace>) -> Vec<String> {
+    let line = place.and_then(|place| place.source_line.as_ref());
+    line.map_or_else(Vec::new, |line| line.calls().skip(1).map(file_and_line).collect())
+}
+
+fn file_and_line(SourceLine { file, line, .. }: &SourceLine) -> String {
+    format!("{file}:{line}")
+}
+
+/// A command of GitHub's workflows, which shows the finding beside the line of the kernel itself. Of an inlined function, which may be in a
+/// header of somebody else, the text names the line.
 fn annotation(finding: &Finding) -> String {
     let escaped = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |text: &str| escaped(text).replace(':', "%3A").replace(',', "%2C");
-    let source = finding.place().and_then(|place| place.source_line.as_deref()?.rsplit_once(':'));
-    let place =
-        source.map_or_else(String::new, |(file, line)| format!("file={},line={line},", property(file)));
+    let source = finding.place().and_then(|place| place.source_line.as_ref()?.calls().last());
+    let place = source.map_or_else(String::new, |SourceLine { file, line, .. }| {
+        format!("file={},line={line},", property(file))
+    });
     // A program may have an alternative to a module that does not run here.
     let command = if matches!(finding, Finding::Module { .. }) { "warning" } else { "error" };
     format!("::{command} {place}title={}::{}\n", property(finding.name()), escaped(&finding.to_string()))

@@ -92,11 +92,13 @@ fn a_finding_in_a_kernel_has_its_place() {
     };
     let object: serde_json::Value = serde_json::from_str(&stderr("json")).unwrap();
     let place = serde_json::json!({
-        "kernel": object["kernel"], "ptx_line": object["ptx_line"], "source": object["source"], "block": object["block"],
+        "kernel": object["kernel"], "ptx_line": object["ptx_line"], "source": object["source"],
+        "inlined_at": object["inlined_at"], "block": object["block"],
         "thread": object["thread"],
     });
     let expected = serde_json::json!({
-        "kernel": "overrun", "ptx_line": 9, "source": "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7", "block": [1, 0, 0], "thread": [2, 0, 0],
+        "kernel": "overrun", "ptx_line": 10, "source": "/builds/group/project/at.cuh:31",
+        "inlined_at": ["/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7"], "block": [1, 0, 0], "thread": [2, 0, 0],
     });
     assert_eq!(place, expected);
     let address = object["address"].as_str().unwrap();
@@ -115,18 +117,21 @@ fn a_race_between_kernels_has_two_places() {
     let object: serde_json::Value = serde_json::from_str(&stderr("json")).unwrap();
     for place in [&object, &object["other"]] {
         let found = serde_json::json!({
-            "kernel": place["kernel"], "ptx_line": place["ptx_line"], "source": place["source"], "block": place["block"],
+            "kernel": place["kernel"], "ptx_line": place["ptx_line"], "source": place["source"],
+            "inlined_at": place["inlined_at"], "block": place["block"],
             "thread": place["thread"],
         });
         let expected = serde_json::json!({
-            "kernel": "overrun", "ptx_line": 9, "source": "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7", "block": [0, 0, 0], "thread": [0, 0, 0],
+            "kernel": "overrun", "ptx_line": 10, "source": "/builds/group/project/at.cuh:31",
+        "inlined_at": ["/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7"], "block": [0, 0, 0], "thread": [0, 0, 0],
         });
         assert_eq!(found, expected, "{object}");
         assert!(place["address"].as_str().unwrap().starts_with("0x"));
     }
     let (annotation, text) = (stderr("github"), stderr("text"));
     assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=7,title=race between streams"), "{annotation}");
-    let place = "at line 9 (/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7), block (0, 0, 0), thread (0, 0, 0)";
+    let place = "at line 10 (/builds/group/project/at.cuh:31, inlined at \
+                 /builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7), block (0, 0, 0), thread (0, 0, 0)";
     assert_eq!(
         (annotation.matches(place).count(), text.matches(place).count()),
         (2, 2),
@@ -342,11 +347,12 @@ mod child {
     const OVERRUN: &std::ffi::CStr = c".version 8.0
 .target sm_70
 .address_size 64
-.file 1 \"/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu\"
+.file 1 \"/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu\" .file 2 \"/builds/group/project/at.cuh\"
 .visible .entry overrun(.param .u64 out) {
     .reg .b32 %r<4>; .reg .b64 %rd<3>;
     ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r0, %r1, 4, %r0; mul.wide.u32 %rd1, %r0, 4;
     .loc 1 7 0
+    .loc 2 31 5, function_name $name, inlined_at 1 7 0
     add.u64 %rd1, %rd1, %rd0; st.global.u32 [%rd1], %r0;
     ret;
 }";

@@ -1,6 +1,6 @@
 //! Why a kernel stopped.
 
-use crate::program::{BARRIERS, Program};
+use crate::program::{BARRIERS, Program, SourceLine};
 use core::fmt;
 use gpumem_sys::text::{Shown, debug_is_display};
 
@@ -10,8 +10,8 @@ use gpumem_sys::text::{Shown, debug_is_display};
 pub struct KernelMistake {
     /// The line of the PTX, from 1.
     pub line: u32,
-    /// The file and line of the source, if the text states them (`-lineinfo` of the compiler): `scale.cu:3`.
-    pub source_line: Option<String>,
+    /// The line of the source, if the text states it (`-lineinfo` of the compiler).
+    pub source_line: Option<SourceLine>,
     /// The block in the grid.
     pub block: [u32; 3],
     /// The thread in the block.
@@ -46,8 +46,8 @@ impl KernelMistake {
 pub struct TextLine {
     /// The line of the PTX, from 1.
     pub line: u32,
-    /// The file and line of the source, if the text states them: `scale.cu:3`.
-    pub source_line: Option<String>,
+    /// The line of the source, if the text states it.
+    pub source_line: Option<SourceLine>,
 }
 
 /// An access of a thread to device memory. Displays as `line 12 (scale.cu:3), block (0, 0, 0), thread (3, 0, 0)`.
@@ -102,8 +102,8 @@ fn triple([x, y, z]: &[u32; 3]) -> String {
     format!("({x}, {y}, {z})")
 }
 
-fn source(line: &Option<String>) -> String {
-    line.as_ref().map_or_else(String::new, |line| format!(" ({})", Shown::sentence(line)))
+fn source(line: &Option<SourceLine>) -> String {
+    line.as_ref().map_or_else(String::new, |line| format!(" ({line})"))
 }
 
 /// A kind of mistake.

@@ -72,7 +72,7 @@ pub use error::{LinkError, PtxError, PtxProblem};
 pub use fault::{AccessPlace, BarrierCountFault, KernelMistake, Mistake, TextLine};
 pub use memory::{DeviceMemory, Region, Sought, Touched};
 pub use module::{Entry, Module, ModuleVariable};
-pub use program::Parameter;
+pub use program::{Parameter, SourceLine};
 pub use run::{Launch, Outcome};
 
 /// The examples of the README.

@@ -168,6 +168,7 @@ impl<'s, 't> Lower<'s, 't> {
                     .map(|(number, variable)| (number as u32, variable.size_bytes))
                     .collect(),
                 source_lines: Vec::new(),
+                source_places: Arc::clone(&source.source_places),
                 files: source.files.iter().map(|(number, name)| (*number, name.to_string())).collect(),
                 is_of_blocks_apart: false,
                 is_on_one_core: AtomicBool::new(false),
@@ -404,8 +405,8 @@ impl<'s, 't> Lower<'s, 't> {
         self.place = instruction.place;
         self.guard = None;
         let (step, lines) = (self.program.steps.len() as u32, &mut self.program.source_lines);
-        if lines.last().is_none_or(|(_, last)| *last != instruction.source_line) {
-            lines.push((step, instruction.source_line));
+        if lines.last().is_none_or(|(_, last)| *last != instruction.source_place) {
+            lines.push((step, instruction.source_place));
         }
         if let Some((register, is_negated)) = instruction.guard {
             if self.current().registers[register as usize] != Type::Pred {

@@ -5,11 +5,12 @@ mod text;
 
 use crate::error::{LinkError, Place, PtxError, short};
 use crate::syntax::{
-    Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourceFile, Space, Statement,
-    Type, Variable, VariableType,
+    Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourcePlace, Space,
+    Statement, Type, Variable, VariableType,
 };
 use constant::{ConstantValue, OPERATORS};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use text::{Word, Words};
 
 type Result<T> = core::result::Result<T, PtxError>;
@@ -26,7 +27,8 @@ pub(crate) fn parse<'t>(texts: &[&'t str]) -> core::result::Result<Source<'t>, L
             unit: input as u32,
             source,
             scopes: Vec::new(),
-            source_line: None,
+            source_place: None,
+            source_places: HashMap::new(),
             constant_bytes: 0,
             functions: HashMap::new(),
             has_address_size: false,
@@ -44,8 +46,10 @@ struct Parser<'t> {
     source: Source<'t>,
     /// The open scopes of the body that is read.
     scopes: Vec<Scope<'t>>,
-    /// What the last `.loc` of the body stated.
-    source_line: Option<(SourceFile, u32)>,
+    /// The number of what the last `.loc` of the body stated.
+    source_place: Option<u32>,
+    /// The last number of each place in the body.
+    source_places: HashMap<SourcePlace, u32>,
     /// The constant memory of the text, so far.
     constant_bytes: u64,
     /// The last function of each name in the text.
@@ -703,7 +707,8 @@ impl<'t> Parser<'t> {
         let mut statements = Vec::new();
         // The parameters are names of the body.
         let outer = self.scopes.len() - 1;
-        self.source_line = None;
+        self.source_place = None;
+        self.source_places.clear();
         while self.scopes.len() > outer {
             let (word, place) = self.next()?;
             match word {
@@ -807,18 +812,14 @@ impl<'t> Parser<'t> {
         Ok(function)
     }
 
-    /// `.loc 1 12 3`, with or without the place of a call that was inlined, which is skipped.
+    /// `.loc 1 12 3`, with or without the place of a call that was inlined: `, function_name name, inlined_at 1 21 9`. If that call is in an
+    /// inlined function itself, an earlier `.loc` of the body states the place of the call with the next one.
     fn location(&mut self) -> Result<()> {
-        let [file, line, _] = [self.integer()?, self.integer()?, self.integer()?];
-        let file = u32::try_from(file).ok().map(|number| (self.unit, number));
-        self.source_line = file.zip(u32::try_from(line).ok());
+        let place = self.source_place()?;
+        let mut call = None;
         while self.take(b',')? {
             match self.name()?.0 {
-                "inlined_at" => {
-                    for _ in 0..3 {
-                        self.integer()?;
-                    }
-                }
+                "inlined_at" => call = self.source_place()?,
                 // `function_name` and a label, with a distance.
                 _ => {
                     self.name()?;
@@ -828,7 +829,31 @@ impl<'t> Parser<'t> {
                 }
             }
         }
+        let call = call.map(|call| match self.source_places.get(&call) {
+            Some(number) => *number,
+            None => self.add_source_place(call, None),
+        });
+        self.source_place = place.map(|place| self.add_source_place(place, call));
         Ok(())
+    }
+
+    /// The numbers of a file, of a line and of a column.
+    fn source_place(&mut self) -> Result<Option<SourcePlace>> {
+        let [file, line, column] = [self.integer()?, self.integer()?, self.integer()?].map(u32::try_from);
+        let (Ok(file), Ok(line), Ok(column)) = (file, line, column) else { return Ok(None) };
+        Ok(Some(SourcePlace { file: (self.unit, file), line, column }))
+    }
+
+    fn add_source_place(&mut self, place: SourcePlace, call: Option<u32>) -> u32 {
+        let all = Arc::make_mut(&mut self.source.source_places);
+        let last = self.source_places.get(&place);
+        if let Some(last) = last.filter(|last| all.get(**last as usize) == Some(&(place, call))) {
+            return *last;
+        }
+        let number = all.len() as u32;
+        all.push((place, call));
+        self.source_places.insert(place, number);
+        number
     }
 
     fn registers(&mut self, function: &mut Function<'t>) -> Result<()> {
@@ -923,7 +948,14 @@ impl<'t> Parser<'t> {
             }
             self.expect(b';')?;
         }
-        Ok(Instruction { opcode, guard, operands, place, scope: self.scope(), source_line: self.source_line })
+        Ok(Instruction {
+            opcode,
+            guard,
+            operands,
+            place,
+            scope: self.scope(),
+            source_place: self.source_place,
+        })
     }
 
     /// An operand whose names are not resolved.

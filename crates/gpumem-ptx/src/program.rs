@@ -2,9 +2,11 @@
 
 use crate::number::Alu;
 use crate::number::matrix::{Fragment, Product};
-use crate::syntax::{SourceFile, Type};
+use crate::syntax::{SourceFile, SourcePlace, Type};
+use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::AtomicBool;
+use gpumem_sys::text::{Shown, debug_is_display};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -643,8 +645,10 @@ pub(crate) struct Program {
     pub(crate) sites: u32,
     /// The module's variables in constant memory, by their numbers, and their bytes.
     pub(crate) read_only: Box<[(u32, u64)]>,
-    /// The lines of the sources, by the first step that each is for: the step, the file and the line.
-    pub(crate) source_lines: Vec<(u32, Option<(SourceFile, u32)>)>,
+    /// The places in the sources, by the first step that each is for: the step, and the number of the place.
+    pub(crate) source_lines: Vec<(u32, Option<u32>)>,
+    /// The places, and the numbers of those of the calls that were inlined.
+    pub(crate) source_places: Arc<Vec<(SourcePlace, Option<u32>)>>,
     /// The names of the files.
     pub(crate) files: HashMap<SourceFile, String>,
     /// No instruction is for other blocks, or shows when it runs.
@@ -683,13 +687,52 @@ impl Program {
         };
         self.is_of_blocks_apart = self.steps.iter().all(|step| is_apart(&step.op));
     }
-    /// The line of the source that a step comes from, if the text says it: `kernel.cu:12`.
-    pub(crate) fn source_line(&self, step: u32) -> Option<String> {
+
+    /// The line of the source that a step comes from, if the text says it.
+    pub(crate) fn source_line(&self, step: u32) -> Option<SourceLine> {
         let behind = self.source_lines.partition_point(|(first, _)| *first <= step);
-        let (file, line) = self.source_lines.get(behind.checked_sub(1)?)?.1?;
-        self.files.get(&file).map(|name| format!("{name}:{line}"))
+        let place = self.source_lines.get(behind.checked_sub(1)?)?.1?;
+        self.source_line_at(place, INLINED_MAX)
+    }
+
+    fn source_line_at(&self, place: u32, calls_max: usize) -> Option<SourceLine> {
+        let (place, call) = self.source_places.get(place as usize)?;
+        let file = self.files.get(&place.file)?.clone();
+        let inlined_at = call.and_then(|call| self.source_line_at(call, calls_max.checked_sub(1)?));
+        Some(SourceLine { file, line: place.line, inlined_at: inlined_at.map(Box::new) })
     }
 }
+
+/// A line of the source of a kernel, from the compiler's `-lineinfo`. Displays as `scale.cu:3`, and in a function that was inlined as
+/// `load.cuh:7, inlined at scale.cu:3`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SourceLine {
+    /// The file, as the compiler names it.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+    /// The line of the call, if this one is in a function that was inlined.
+    pub inlined_at: Option<Box<SourceLine>>,
+}
+
+impl SourceLine {
+    /// The line, the one of the call that was inlined, and so on up to the line in the kernel itself.
+    pub fn calls(&self) -> impl Iterator<Item = &Self> {
+        core::iter::successors(Some(self), |line| line.inlined_at.as_deref())
+    }
+}
+
+impl fmt::Display for SourceLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, Self { file, line, .. }) in self.calls().enumerate() {
+            let between = if number > 0 { ", inlined at " } else { "" };
+            write!(f, "{between}{}:{line}", Shown::sentence(file))?;
+        }
+        Ok(())
+    }
+}
+
+debug_is_display!(SourceLine);
 
 /// The parameters of a kernel, packed in order at their alignments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -708,6 +751,8 @@ pub(crate) const LOCAL_WINDOW: u64 = 0x4010_0000_0000_0000;
 pub(crate) const PARAMETER_WINDOW: u64 = 0x4020_0000_0000_0000;
 /// The value of a pointer to the function 0 of the module.
 pub(crate) const FUNCTIONS: u64 = 0x4030_0000_0000_0000;
+/// The calls of functions that were inlined that a place has, at most.
+const INLINED_MAX: usize = 30;
 /// The alignment of a frame in local memory.
 pub(crate) const FRAME_ALIGN: u64 = 16;
 /// The unused bytes between two variables in shared memory, at least: an overrun by one is no access to a neighbour.

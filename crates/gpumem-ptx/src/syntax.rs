@@ -2,6 +2,7 @@
 
 use crate::error::Place;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The type of a register, an element or an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -324,8 +325,8 @@ pub(crate) struct Instruction<'t> {
     pub(crate) operands: Vec<Operand<'t>>,
     pub(crate) place: Place,
     pub(crate) scope: u32,
-    /// The file's number and the line that `.loc` states.
-    pub(crate) source_line: Option<(SourceFile, u32)>,
+    /// The number of the place that `.loc` states.
+    pub(crate) source_place: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -359,6 +360,14 @@ pub(crate) enum Operand<'t> {
 /// A source file that a text names: the number of the text, and that of the file in it.
 pub(crate) type SourceFile = (u32, u32);
 
+/// A place in a source file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SourcePlace {
+    pub(crate) file: SourceFile,
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+}
+
 /// A whole text, or several that are linked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source<'t> {
@@ -369,6 +378,8 @@ pub(crate) struct Source<'t> {
     pub(crate) functions: Vec<Function<'t>>,
     /// The names of source files.
     pub(crate) files: HashMap<SourceFile, &'t str>,
+    /// What `.loc` states. In a function that is inlined, with the number of the place of the call, which is smaller than its own.
+    pub(crate) source_places: Arc<Vec<(SourcePlace, Option<u32>)>>,
     /// Other names of functions: the number of the text, the name, and the name that it stands for.
     pub(crate) aliases: Vec<(u32, &'t str, &'t str)>,
     /// The parents of the scopes of labels. Scope 0 has none.

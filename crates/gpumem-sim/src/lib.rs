@@ -86,6 +86,8 @@ mod sim;
 
 pub use gpumem_sys as sys;
 
+pub use gpumem_ptx::SourceLine;
+
 pub use crate::config::choices::{Choice, Schedule};
 pub use crate::config::cost::Costs;
 pub use crate::config::environment::VARIABLES;

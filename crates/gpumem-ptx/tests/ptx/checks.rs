@@ -607,6 +607,41 @@ fn a_barrier_of_a_warp_at_two_places_orders_its_lanes() {
     assert!(!found("").is_empty());
 }
 
+/// As NVRTC writes it: the place of a call that is in an inlined function itself is stated before.
+#[test]
+fn a_line_of_an_inlined_function_names_the_calls() {
+    let place = |lines: &str| {
+        let files = ".file 1 \"scale.cu\"\n.file 2 \"C:\\load, fast.cuh\"";
+        let text =
+            format!("{files}\n{}", kernel(&format!("{lines}mov.u64 %rd0, 0; ld.global.u32 %r1, [%rd0];")));
+        let outcome =
+            module(&text).entry("k").unwrap().run(launch(&[0; 8], 1, 1), &Memory::default()).unwrap();
+        outcome.mistake.unwrap()
+    };
+    let nested = "\n.loc 1 14 14\n.loc 1 8 19, function_name $name0, inlined_at 1 14 14\n\
+                  .loc 2 3 5, function_name $name1+16, inlined_at 1 8 19\n";
+    let found = place(nested);
+    let shown = format!(
+        "line {} (C:\\load, fast.cuh:3, inlined at scale.cu:8, inlined at scale.cu:14), block",
+        found.line
+    );
+    assert!(found.to_string().starts_with(&shown), "{found}");
+    let lines = found.source_line.as_ref().unwrap().calls().map(|line| (&*line.file, line.line));
+    assert_eq!(lines.collect::<Vec<_>>(), [("C:\\load, fast.cuh", 3), ("scale.cu", 8), ("scale.cu", 14)]);
+    // Without the place of the call before, the same place of another function, and a file that has no name.
+    let shown = |lines: &str| place(&format!("{nested}{lines}")).source_line.map(|line| line.to_string());
+    assert_eq!(shown(".loc 1 9 2, inlined_at 1 20 9\n").unwrap(), "scale.cu:9, inlined at scale.cu:20");
+    assert_eq!(
+        shown(".loc 1 8 19\n.loc 1 2 2, inlined_at 1 8 19\n").unwrap(),
+        "scale.cu:2, inlined at scale.cu:8"
+    );
+    assert_eq!(shown(".loc 1 3 5, inlined_at 7 8 19\n").unwrap(), "scale.cu:3");
+    assert_eq!(shown(".loc 7 3 5, inlined_at 1 14 14\n"), None);
+    // A function that is inlined in itself, without an end.
+    let deep = shown(&".loc 1 5 1, inlined_at 1 6 1\n.loc 1 6 1, inlined_at 1 5 1\n".repeat(1000)).unwrap();
+    assert_eq!(deep.matches("inlined at").count(), 30);
+}
+
 /// The other access of a race has its line of the source, too.
 #[test]
 fn races_name_both_lines_of_the_source() {

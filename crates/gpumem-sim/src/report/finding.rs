@@ -3,6 +3,7 @@
 use crate::report::AllocationKind;
 use crate::report::origins::CallStack;
 use core::fmt;
+use gpumem_ptx::SourceLine;
 use gpumem_sys::text::{Shown, debug_is_display};
 use gpumem_sys::types::CUresult;
 use std::sync::Arc;
@@ -99,8 +100,8 @@ pub struct KernelPlace {
     pub kernel: Arc<str>,
     /// The line of its PTX, from 1.
     pub line: u32,
-    /// The file and line of its source, if the PTX states them (`-lineinfo` of the compiler): `scale.cu:3`.
-    pub source_line: Option<String>,
+    /// The line of its source, if the PTX states it (`-lineinfo` of the compiler).
+    pub source_line: Option<SourceLine>,
     /// The block in the grid.
     pub block: [u32; 3],
     /// The thread in the block.
@@ -424,7 +425,7 @@ impl KernelPlace {
     /// The place in its kernel.
     fn show_inside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}", self.line)?;
-        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({})", Shown::sentence(line)))?;
+        self.source_line.as_ref().map_or(Ok(()), |line| write!(f, " ({line})"))?;
         let triple = |[x, y, z]: [u32; 3]| format!("({x}, {y}, {z})");
         write!(f, ", block {}, thread {}", triple(self.block), triple(self.thread))
     }
