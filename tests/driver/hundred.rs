@@ -103,6 +103,7 @@ fn on_host(module: &Module, name: &str, input: &[u32]) -> Vec<u32> {
         variables: &variables,
         seed: 3,
         steps_max: 1 << 30,
+        multiprocessors: 132,
         checks: Checks { races: true, uninitialised: true },
         cores: 1,
     };

@@ -111,6 +111,7 @@ fn on_host(module: &Module, number: usize, input: &[u64]) -> Vec<u64> {
         variables: &[],
         seed: 1,
         steps_max: 1 << 20,
+        multiprocessors: 132,
         checks: Checks { races: true, uninitialised: true },
         cores: 1,
     };

@@ -130,6 +130,7 @@ fn measured(work: &Work, threads: u32, cores: usize) -> Result<(f64, f64), Box<d
         variables: &[],
         seed: 1,
         steps_max: u64::MAX,
+        multiprocessors: 132,
         checks: Checks { races: work.is_checked, uninitialised: false },
         cores,
     };

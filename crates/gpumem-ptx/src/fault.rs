@@ -121,7 +121,7 @@ pub enum Mistake {
         is_write: bool,
     },
     /// The address of an access is no multiple of its size.
-    #[error("{} {size_bytes} bytes at {address:#x} of {space} memory: the address is no multiple of {size_bytes}", verb(*.is_write))]
+    #[error("{} {size_bytes} bytes at {} of {space} memory: the address is no multiple of {size_bytes}", verb(*.is_write), address_in(.space, *.address))]
     Misaligned {
         /// `"shared"`, `"local"`, `"parameter"` or `"global"`.
         space: &'static str,
@@ -133,11 +133,11 @@ pub enum Mistake {
         is_write: bool,
     },
     /// An access outside of the shared memory of its block, the local memory of its thread, or the kernel's parameters.
-    #[error("{} {size_bytes} bytes at {offset_bytes} of {limit_bytes} bytes of {space} memory", verb(*.is_write))]
+    #[error("{} {size_bytes} bytes at {} of {limit_bytes} bytes of {space} memory", verb(*.is_write), distance(*.offset_bytes))]
     OutOfBounds {
         /// `"shared"`, `"local"` or `"parameter"`.
         space: &'static str,
-        /// The distance from the beginning.
+        /// The distance from the beginning. Of an address below it, the distance wraps around, at 32 or at 64 bits.
         offset_bytes: u64,
         /// The number of bytes.
         size_bytes: u64,
@@ -337,6 +337,23 @@ pub enum Mistake {
 pub(crate) fn place(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
     let (x, y) = (u64::from(x.max(1)), u64::from(y.max(1)));
     [number % x, number / x % y, number / x / y].map(|part| part as u32)
+}
+
+/// A distance from the beginning of a memory: that of an address below it wraps around, at 32 or at 64 bits.
+fn distance(offset_bytes: u64) -> i64 {
+    match u32::try_from(offset_bytes) {
+        Ok(low) => i64::from(low.cast_signed()),
+        Err(_) => offset_bytes.cast_signed(),
+    }
+}
+
+fn address_in(space: &str, address: u64) -> String {
+    let distance = distance(address);
+    match space {
+        "global" => format!("{address:#x}"),
+        _ if distance < 0 => format!("-{:#x}", distance.unsigned_abs()),
+        _ => format!("{distance:#x}"),
+    }
 }
 
 fn past(is_write: bool) -> &'static str {

@@ -28,7 +28,7 @@
 //! )?;
 //! let (grid, block) = ([1; 3], [32, 1, 1]);
 //! let launch =
-//!     Launch { grid, block, shared_bytes: 0, parameters: &[], variables: &[], seed: 0, steps_max: 1000, checks: Checks::default(), cores: 1 };
+//!     Launch { grid, block, shared_bytes: 0, parameters: &[], variables: &[], seed: 0, steps_max: 1000, multiprocessors: 132, checks: Checks::default(), cores: 1 };
 //! let entry = module.entry("half_a_warp").ok_or("no such kernel")?;
 //! let outcome = entry.run(launch, &NoMemory)?;
 //! assert_eq!(

@@ -350,6 +350,7 @@ mod tests {
                 variables: &[],
                 seed: 3,
                 steps_max: 1 << 20,
+                multiprocessors: 132,
                 checks: Checks::default(),
                 cores: 1,
             };

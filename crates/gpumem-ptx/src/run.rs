@@ -48,6 +48,8 @@ pub struct Launch<'l> {
     pub seed: u64,
     /// The steps of warps after which the kernel is stopped.
     pub steps_max: u64,
+    /// The multiprocessors of the device, which `%nsmid` reads.
+    pub multiprocessors: u32,
     /// What else is looked for.
     pub checks: Checks,
     /// The most cores on which blocks run at the same time. The outcome is the same for each number.

@@ -37,6 +37,7 @@ pub(crate) fn bus_name(ordinal: usize) -> String {
 }
 
 /// The shared memory of a block by default, and at most.
+pub(crate) const MULTIPROCESSORS: i32 = 132;
 pub(crate) const SHARED_BYTES: i32 = 48 << 10;
 pub(crate) const SHARED_BYTES_OPTIN: i32 = 227 << 10;
 
@@ -91,7 +92,7 @@ const ATTRIBUTES: &[(Attribute, i32)] = &[
     (Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1_980_000),
     (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512),
     (Attribute::CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1),
-    (Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS),
     (Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1),
     (Attribute::CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512),
     (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1),

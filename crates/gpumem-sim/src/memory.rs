@@ -25,6 +25,7 @@ pub(crate) mod virtual_memory_shared;
 pub(crate) mod window;
 
 use crate::backing::Bytes;
+use crate::base::address::is_device_address;
 use crate::base::handle::Handle;
 use crate::memory::allocated_by::AllocatedBy;
 use crate::order::Point;
@@ -178,7 +179,29 @@ impl Memory {
                 let text = format!("{address:#x} is in {}, which was {what}", name(allocation));
                 (kind, text, Some(*allocation))
             }
-            None => (FaultKind::NoAllocation, format!("{address:#x} is in no allocation"), None),
+            None => {
+                let nearest = self.nearest(address, size_bytes, name);
+                (FaultKind::NoAllocation, format!("{address:#x} is in no allocation{nearest}"), None)
+            }
+        }
+    }
+
+    /// How far an access to no allocation is from the nearest ones, below and above, on its side of the machine.
+    fn nearest(&self, address: u64, size_bytes: u64, name: impl Fn(&Allocation) -> String) -> String {
+        let is_here = |found: &&Allocation| is_device_address(found.base) == is_device_address(address);
+        let end = address.saturating_add(size_bytes);
+        let below = below(&self.at_run, address).filter(is_here);
+        let above = self.at_run.range(address..).next().map(|(_, allocation)| allocation).filter(is_here);
+        let below = below.map(|found| {
+            format!("{} bytes past the end of {}", address.saturating_sub(found.end()), name(found))
+        });
+        let above = above.map(|found| match found.base.checked_sub(end) {
+            Some(distance) => format!("{distance} bytes before {}", name(found)),
+            None => format!("reaches into {}", name(found)),
+        });
+        match below.into_iter().chain(above).collect::<Vec<_>>().join(", and ") {
+            nearest if nearest.is_empty() => nearest,
+            nearest => format!(": {nearest}"),
         }
     }
 }

@@ -337,10 +337,8 @@ fn a_registered_function_that_leaves_its_arrays_is_found() {
     else {
         panic!("{findings:?}")
     };
-    let ends = [
-        "4 bytes past the end of parameter 0, which has 256 bytes",
-        "past the end of the allocation of 256 bytes",
-    ];
+    let ends =
+        ["past the end of parameter 0, which has 256 bytes", "past the end of the allocation of 256 bytes"];
     assert!(ends.iter().any(|end| text.contains(end)), "{text}");
 }
 
@@ -428,11 +426,11 @@ fn a_kernel_that_leaves_its_arrays_is_found_on_every_backend() {
         assert!(past.starts_with("kernel `axpy` failed at line "), "{past}");
         assert!(past.contains("thread (64, 0, 0): it reads 4 bytes"), "{backend}: {past}");
         let ends_with = |end: &str| *backend != BackendKind::Caching || past.ends_with(end);
-        assert!(ends_with(", 4 bytes past the end of parameter 2, which has 256 bytes"), "{past}");
+        assert!(ends_with(", past the end of parameter 2, which has 256 bytes"), "{past}");
         let past = fault(&gpu(), "ramp", |launch, y, _| launch.write(y).scalar(65_u64));
         assert!(past.contains("thread (64, 0, 0): it writes 4 bytes"), "{backend}: {past}");
         let ends_with = |end: &str| *backend != BackendKind::Caching || past.ends_with(end);
-        assert!(ends_with(", 4 bytes past the end of parameter 0, which has 256 bytes"), "{past}");
+        assert!(ends_with(", past the end of parameter 0, which has 256 bytes"), "{past}");
         let read = fault(&gpu(), "ramp", |launch, _, x| launch.read(x).scalar(64_u64));
         assert!(read.contains(": it writes 4 bytes at 0x"), "{backend}: {read}");
         assert!(read.ends_with(", which the launch declares as read only: parameter 0"), "{read}");

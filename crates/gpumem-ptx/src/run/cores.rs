@@ -288,6 +288,7 @@ mod tests {
             variables: &[],
             seed: 3,
             steps_max: 1 << 30,
+            multiprocessors: 1,
             checks: Checks::default(),
             cores: 3,
         };

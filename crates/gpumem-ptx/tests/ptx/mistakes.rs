@@ -34,6 +34,35 @@ fn beyond_shared_and_local_memory() {
 }
 
 #[test]
+fn an_address_below_shared_or_local_memory_has_a_negative_distance() {
+    for (lines, expected) in [
+        (
+            ".shared .b8 s[16]; mov.u64 %rd1, -4; ld.shared.u32 %r1, [%rd1];",
+            "reads 4 bytes at -4 of 16 bytes of shared memory",
+        ),
+        (
+            ".shared .b8 s[16]; mov.u32 %r1, -8; st.shared.u32 [%r1], 1;",
+            "writes 4 bytes at -8 of 16 bytes of shared memory",
+        ),
+        (
+            ".local .b8 l[16]; mov.u64 %rd1, l; ld.local.u32 %r1, [%rd1+-24];",
+            "reads 4 bytes at -24 of 16 bytes of local memory",
+        ),
+        (
+            ".shared .b8 s[16]; mov.u64 %rd1, -3; ld.shared.u32 %r1, [%rd1];",
+            "reads 4 bytes at -0x3 of shared memory: the address is no multiple of 4",
+        ),
+        (
+            "ld.global.u32 %r1, [-3];",
+            "reads 4 bytes at 0xfffffffffffffffd of global memory: the address is no multiple of 4",
+        ),
+    ] {
+        let found = run(lines, 1, 1).unwrap_err();
+        assert!(found.to_string().ends_with(expected), "{lines}: {found}");
+    }
+}
+
+#[test]
 fn a_barrier_that_half_of_a_warp_reaches() {
     let lines = format!(
         "{AT_THREAD}\nsetp.lt.u32 %p0, %r0, 16; @%p0 bra END;\nbar.sync 0;\nEND: st.global.u32 [%rd1], %r0;"

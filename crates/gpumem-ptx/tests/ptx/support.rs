@@ -65,6 +65,7 @@ pub(crate) fn launch(parameters: &[u8], grid: u32, block: u32) -> Launch<'_> {
         variables: &[],
         seed: 7,
         steps_max: 1 << 24,
+        multiprocessors: 132,
         checks: Checks::default(),
         cores: 1,
     }

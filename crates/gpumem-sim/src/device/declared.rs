@@ -103,13 +103,14 @@ impl Declared {
         }
         let distance = |bytes: &Range<u64>| match start < bytes.start {
             true => (bytes.start - start, "before the beginning"),
-            false => (access.end.saturating_sub(bytes.end), "past the end"),
+            false => (start.saturating_sub(bytes.end), "past the end"),
         };
         match self.0.iter().map(|range| &range.bytes).min_by_key(|bytes| distance(bytes).0) {
             None => format!("{text}, and the launch declares no memory"),
             Some(bytes) => {
                 let ((distance, side), size_bytes) = (distance(bytes), bytes.end - bytes.start);
-                format!("{text}, {distance} bytes {side} of {}, which has {size_bytes} bytes", name(bytes))
+                let distance = if distance > 0 { format!("{distance} bytes ") } else { String::new() };
+                format!("{text}, {distance}{side} of {}, which has {size_bytes} bytes", name(bytes))
             }
         }
     }
@@ -152,7 +153,11 @@ mod tests {
         );
         assert_eq!(
             refusal(0x200..0x204, false),
-            "it reads 4 bytes at 0x200, 4 bytes past the end of 256..512, which has 256 bytes"
+            "it reads 4 bytes at 0x200, past the end of 256..512, which has 256 bytes"
+        );
+        assert_eq!(
+            refusal(0x210..0x214, false),
+            "it reads 4 bytes at 0x210, 16 bytes past the end of 256..512, which has 256 bytes"
         );
         assert_eq!(
             refusal(0x2FC..0x300, true),

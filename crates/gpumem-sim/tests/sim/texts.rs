@@ -57,6 +57,9 @@ END:
 .visible .entry write(.param .u64 y, .param .u32 n) {
     .reg .b64 %rd; ld.param.u64 %rd, [y]; st.global.u32 [%rd], 1; ret;
 }
+.visible .entry multiprocessors(.param .u64 y, .param .u32 n) {
+    .reg .b32 %r; .reg .b64 %rd; ld.param.u64 %rd, [y]; mov.u32 %r, %nsmid; st.global.u32 [%rd], %r; ret;
+}
 .visible .entry pair(.param .u64 y, .param .u32 n) {
     .reg .b32 %r<2>; .reg .b64 %rd; ld.param.u64 %rd, [y]; ld.global.v2.u32 {%r0, %r1}, [%rd]; ret;
 }
@@ -175,6 +178,38 @@ fn an_overrun_names_kernel_line_thread_and_allocation() {
 }
 
 /// Whatever the size, no block that kernels may use begins where another one ends.
+#[test]
+fn an_access_to_no_allocation_names_the_nearest() {
+    let all = texts(3);
+    let mut allocated = [(); 3].map(|()| all.gpu.alloc(100));
+    allocated.sort_unstable();
+    let [low, high, _] = allocated;
+    let mut address = low + 140;
+    let parameters = vec![(&raw mut address).cast(), (&raw mut address).cast()];
+    all.launch_on(all.stream, c"write", (1, 1), parameters).unwrap();
+    assert_eq!(code(all.gpu.try_sync(all.stream)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    let report = all.gpu.sim().report();
+    let before = high - low - 144;
+    let nearest = format!(
+        "{address:#x} is in no allocation: 40 bytes past the end of the allocation of 100 bytes at {low:#x}, and {before} bytes before the \
+         allocation of 100 bytes at {high:#x}"
+    );
+    assert!(report.faults[0].contains(&nearest), "{report}");
+}
+
+#[test]
+fn a_kernel_sees_the_multiprocessors_of_the_device() {
+    let all = texts(4);
+    let (mut address, mut count) = (all.gpu.alloc(4), 0);
+    let parameters = vec![(&raw mut address).cast(), (&raw mut address).cast()];
+    all.launch_on(all.stream, c"multiprocessors", (1, 1), parameters).unwrap();
+    let found = all.gpu.download(all.stream, address, 4);
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
+    unsafe { all.gpu.cuDeviceGetAttribute(&mut count, attribute, 0).unwrap() };
+    assert_eq!(found, bytes(&[count as u32]));
+}
+
 #[test]
 fn an_overrun_by_one_into_a_neighbour_is_found() {
     for size_bytes in [4, 508, 512, 1024, 4096, 1 << 20] {

@@ -6,6 +6,7 @@ use crate::base::codes::ILLEGAL_ADDRESS;
 use crate::base::handle::Handle;
 use crate::base::thread::Inside;
 use crate::config::KERNEL_STEPS_VARIABLE;
+use crate::device::MULTIPROCESSORS;
 use crate::device::launch::{
     Copies, Kernel, KernelFault, Launch, LaunchMemory, Launched, QueuedLaunch, TextMemory, Touch, panic_text,
 };
@@ -351,6 +352,7 @@ fn launch_of(queued: &QueuedLaunch, seed: u64, steps_max: u64) -> gpumem_ptx::La
         variables: &queued.body.variables,
         seed,
         steps_max,
+        multiprocessors: MULTIPROCESSORS as u32,
         checks: gpumem_ptx::Checks::default(),
         cores: 1,
     }

@@ -4,7 +4,7 @@
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::Handle;
 use crate::device::module::{REGISTERS_PER_THREAD, Shape};
-use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES_OPTIN};
+use crate::device::{BLOCK_THREADS_MAX, MULTIPROCESSORS, SHARED_BYTES_OPTIN};
 use crate::machine::Machine;
 use gpumem_sys::types::CUresult;
 
@@ -78,4 +78,3 @@ const REGISTERS: u64 = 65_536;
 const SHARED_BYTES_TOTAL: u64 = 228 << 10;
 /// The shared memory of each block that the system uses.
 const SHARED_BYTES_RESERVED: u64 = 1 << 10;
-const MULTIPROCESSORS: i32 = 132;
