@@ -186,8 +186,9 @@ pub(crate) fn module_of(statements: &str, register: &str) -> String {
         "%f" => format!("mov.b32 %r0, {register}; cvt.u64.u32 %y0, %r0;"),
         _ => format!("mov.b64 %y0, {register};"),
     };
+    let target = if statements.contains("setmaxnreg") { "sm_90a" } else { "sm_90" };
     format!(
-        ".version 8.4\n.target sm_90\n.address_size 64\n.const .align 8 .b16 steady[4] = {{1, -3, 5, 7}};\n\
+        ".version 8.4\n.target {target}\n.address_size 64\n.const .align 8 .b16 steady[4] = {{1, -3, 5, 7}};\n\
          .func after() {{ ret; }}\n\
          .func (.param .b32 made) after_it(.param .b32 given) {{ .reg .b32 %r; ld.param.b32 %r, [given]; add.u32 %r, %r, 1; st.param.b32 [made], %r; ret; }}\n\
          .visible .entry k(.param .u64 in, .param .u64 out, .param .u64 results, .param .u32 number) {{\n\

@@ -420,13 +420,13 @@ impl<'s, 't> Lower<'s, 't> {
             let register = if is_written { self.copy_of(Slot::Register(register)) } else { register };
             self.guard = Some(Guard { register, is_negated });
         }
-        let modifiers = Modifiers::new(instruction);
+        let modifiers = Modifiers::new(instruction, self.source.version);
         if instruction.opcode.starts_with('.') {
             return Err(self.unknown(instruction));
         }
         let form = (instruction.opcode, instruction.operands.len());
         if !self.left.checked.contains(&form) {
-            forms::check(instruction, self.source.target, self.source.version)?;
+            forms::check(instruction, &self.source.target, self.source.version)?;
             self.left.checked.insert(form);
         }
         if !(self.memory(instruction, modifiers.clone())?
@@ -455,7 +455,7 @@ impl<'s, 't> Lower<'s, 't> {
     }
 
     fn unknown(&self, instruction: &Instruction<'t>) -> PtxError {
-        PtxError::unsupported(instruction.place, format!("the instruction `{}`", short(instruction.opcode)))
+        forms::unknown(instruction, self.source.version)
     }
 
     fn wrong(&self, what: impl Into<String>) -> PtxError {

@@ -142,8 +142,12 @@ impl Module {
                 })
                 .collect(),
         });
-        let mut module =
-            Self { version: source.version, target: source.target, entries, variables: variables.collect() };
+        let mut module = Self {
+            version: source.version,
+            target: source.target.capability,
+            entries,
+            variables: variables.collect(),
+        };
         module.mark_used();
         Ok(module)
     }

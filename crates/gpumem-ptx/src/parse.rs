@@ -6,7 +6,7 @@ mod text;
 use crate::error::{LinkError, Place, PtxError, short};
 use crate::syntax::{
     Datum, DatumValue, Formal, Function, Instruction, Linkage, Operand, Source, SourcePlace, Space,
-    Statement, Type, Variable, VariableType,
+    Statement, Target, Type, Variable, VariableType,
 };
 use constant::{ConstantValue, OPERATORS};
 use std::collections::{HashMap, HashSet};
@@ -143,7 +143,7 @@ impl<'t> Parser<'t> {
         loop {
             let (word, place) = self.next()?;
             match word {
-                Word::End => return Ok(()),
+                Word::End => return self.check_defined(),
                 Word::Mark(b';') => {}
                 Word::Name(directive) => self.directive(directive, place)?,
                 found => {
@@ -153,6 +153,35 @@ impl<'t> Parser<'t> {
                     ));
                 }
             }
+        }
+    }
+
+    /// What is declared in a text is defined in it, or has another name, or is `.extern`.
+    fn check_defined(&self) -> Result<()> {
+        let own = || self.source.functions.iter().filter(|function| function.unit == self.unit);
+        let defined: HashSet<&str> =
+            own().filter(|function| function.body.is_some()).map(|function| function.name).collect();
+        let aliases: HashSet<&str> = self
+            .source
+            .aliases
+            .iter()
+            .filter(|(unit, ..)| *unit == self.unit)
+            .map(|(_, alias, _)| *alias)
+            .collect();
+        let is_missing = |function: &&Function<'_>| {
+            function.linkage != Linkage::Extern
+                && !defined.contains(function.name)
+                && !aliases.contains(function.name)
+        };
+        match own().find(is_missing) {
+            Some(Function { name, place, .. }) => {
+                let what = format!(
+                    "`{}` is declared and not defined; with `.extern`, another text may define it",
+                    short(name)
+                );
+                Err(PtxError::syntax(*place, what))
+            }
+            None => Ok(()),
         }
     }
 
@@ -253,11 +282,18 @@ impl<'t> Parser<'t> {
     }
 
     fn pragma(&mut self) -> Result<()> {
-        self.next()?;
-        while self.take(b',')? {
-            self.next()?;
+        loop {
+            match self.next()? {
+                (Word::Text(_), _) => {}
+                (found, place) => {
+                    let what = format!("a text in quotes is expected, not {}", name_of(found));
+                    return Err(PtxError::syntax(place, what));
+                }
+            }
+            if !self.take(b',')? {
+                return self.expect(b';');
+            }
         }
-        self.expect(b';')
     }
 
     fn definition(&mut self, word: &'t str, linkage: Linkage, place: Place) -> Result<()> {
@@ -492,6 +528,16 @@ impl<'t> Parser<'t> {
             }
             Operand::Integer(_) if variable.element.is_float() => {
                 return Err(PtxError::syntax(place, "an integer is no value of this type"));
+            }
+            Operand::Single(_) | Operand::Double(_)
+                if !(variable.element.is_float() || variable.element.is_bits()) =>
+            {
+                return Err(PtxError::syntax(place, "a fraction is no value of this type"));
+            }
+            Operand::Single(_) | Operand::Double(_)
+                if variable.element.bytes() < 4 && variable.element.is_float() =>
+            {
+                return Err(PtxError::syntax(place, "a variable of this type has no initial contents"));
             }
             Operand::Integer(bits) => DatumValue::Bits(bits),
             Operand::Single(bits) => DatumValue::Bits(single_as(variable.element, bits)),
@@ -1247,10 +1293,10 @@ pub(crate) fn double_as(of: Type, bits: u64) -> u64 {
     }
 }
 
-fn target_of(word: &str) -> Option<u32> {
+fn target_of(word: &str) -> Option<Target> {
     let digits = word.strip_prefix("sm_").or_else(|| word.strip_prefix("compute_"))?;
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-    digits[..end].parse().ok()
+    Some(Target { capability: digits[..end].parse().ok()?, is_specific: end < digits.len() })
 }
 
 fn name_of(word: Word<'_>) -> String {

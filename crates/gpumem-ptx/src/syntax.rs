@@ -368,12 +368,20 @@ pub(crate) struct SourcePlace {
     pub(crate) column: u32,
 }
 
+/// What a text is compiled for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Target {
+    /// The compute capability, 70 for `sm_70`.
+    pub(crate) capability: u32,
+    /// True for `sm_90a`, which has more than `sm_90`.
+    pub(crate) is_specific: bool,
+}
+
 /// A whole text, or several that are linked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source<'t> {
     pub(crate) version: (u32, u32),
-    /// The compute capability, 70 for `sm_70`.
-    pub(crate) target: u32,
+    pub(crate) target: Target,
     pub(crate) variables: Vec<Variable>,
     pub(crate) functions: Vec<Function<'t>>,
     /// The names of source files.

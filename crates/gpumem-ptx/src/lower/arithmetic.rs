@@ -381,7 +381,10 @@ impl<'s, 't> Lower<'s, 't> {
                     return Err(self.wrong("all targets are left out"));
                 }
                 let input = self.named_value(second, of)?;
-                let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
+                let width = part_bytes(of, parts.len()).ok_or_else(|| match of {
+                    Type::B128 => self.unknown(instruction),
+                    _ => self.wrong(format!("a register has no {} parts", parts.len())),
+                })?;
                 // A part may be the register that is split.
                 let input = Slot::Register(self.copy_of(input));
                 for (index, part) in parts.iter().enumerate().filter(|(_, part)| **part != Operand::Sink) {
@@ -397,7 +400,10 @@ impl<'s, 't> Lower<'s, 't> {
                 if !of.is_bits() {
                     return Err(self.wrong("the parts of a register are bits"));
                 }
-                let width = part_bytes(of, parts.len()).ok_or_else(|| self.unknown(instruction))?;
+                let width = part_bytes(of, parts.len()).ok_or_else(|| match of {
+                    Type::B128 => self.unknown(instruction),
+                    _ => self.wrong(format!("a register has no {} parts", parts.len())),
+                })?;
                 let part_type = bits_of_bytes(width);
                 let mut all = self.bits(0);
                 for (index, part) in parts.iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::Result;
 use crate::error::{PtxError, short};
 use crate::number::float::Rounding;
-use crate::syntax::{Instruction, Space, Type};
+use crate::syntax::{Instruction, Space, Target, Type};
 
 /// Instructions, with the least and the largest number of their operands, all modifiers that they may have, and the types of which they have
 /// one. The words of a list are divided by spaces. A `*` stands for any modifier; an empty list of types is not looked at.
@@ -19,7 +19,8 @@ const FLOATS: &str = "f16 f16x2 bf16 bf16x2 f32 f32x2 f64";
 const FORMS: &[Form] = &[
     ("bar", [1, 4], "cta sync arrive red popc and or warp", "u32 pred"),
     ("barrier", [1, 4], "cta sync arrive red popc and or aligned", "u32 pred"),
-    ("membar fence", [0, 0], "*", ""),
+    ("fence", [0, 0], "*", ""),
+    ("membar", [0, 0], "cta gl sys gpu proxy alias async global shared::cta", ""),
     ("bra", [1, 1], "uni", ""),
     ("brx", [2, 2], "idx uni", ""),
     ("ret", [0, 0], "uni", ""),
@@ -59,14 +60,24 @@ const FORMS: &[Form] = &[
     ("shf", [4, 4], "l r wrap clamp", "b32"),
     ("szext", [3, 3], "wrap clamp", "u32 s32"),
     ("bmsk", [3, 3], "wrap clamp", "b32"),
-    ("dp4a dp2a", [4, 4], "*", ""),
+    ("dp4a", [4, 4], "", ""),
+    ("dp2a", [4, 4], "hi lo", ""),
     ("vadd2 vadd4 vsub2 vsub4 vabsdiff2 vabsdiff4 vavrg2 vavrg4 vmin2 vmin4 vmax2 vmax4", [4, 4], "*", ""),
     ("setp set", [3, 3], "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan and or xor ftz", ""),
-    ("cvt", [2, 4], "*", ""),
+    (
+        "cvt",
+        [2, 4],
+        "rn rna rz rm rp rni rzi rmi rpi rs ftz sat satfinite relu pack scaled::n2::ue8m0 u4 s4 u2 s2 tf32 bf16x2 e4m3x2 e5m2x2 e2m1x2 e2m3x2 \
+         e3m2x2 ue8m0x2 s2f6x2 e4m3x4 e5m2x4 e2m1x4 e2m3x4 e3m2x4",
+        "",
+    ),
     ("tanh", [2, 2], "approx", "f16 f16x2 bf16 bf16x2 f32"),
     ("testp", [2, 2], "finite infinite number notanumber normal subnormal", "f32 f64"),
     ("copysign", [3, 3], "", "f32 f64"),
     ("sin cos lg2", [2, 2], "approx ftz", "f32"),
+    ("ex2", [2, 2], "approx ftz", "f16 f16x2 bf16 bf16x2 f32"),
+    ("rsqrt", [2, 2], "approx ftz", "f32 f64"),
+    ("bfind", [2, 2], "shiftamt", "u32 u64 s32 s64"),
     ("rcp sqrt", [2, 2], "rn rz rm rp ftz approx", "f32 f64"),
     ("selp", [4, 4], "", "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"),
     ("slct", [4, 4], "ftz", ""),
@@ -174,6 +185,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("slct", "ftz", "f32"),
     ("min max", "xorsign", "abs"),
     ("min max", "abs", "xorsign"),
+    ("mul mad", "u16 u32 u64 s16 s32 s64", "hi lo wide"),
     (
         "createpolicy",
         "fractional range",
@@ -183,7 +195,17 @@ const NEEDED: &[(&str, &str, &str)] = &[
 
 /// Modifiers of which some instructions always have one.
 const REQUIRED: &[(&str, &str)] = &[
-    ("match redux elect", "sync"),
+    ("match redux elect setmaxnreg", "sync"),
+    ("setmaxnreg", "aligned"),
+    ("match", "any all"),
+    ("redux", "add min max and or xor"),
+    ("shfl", "up down bfly idx"),
+    ("bar barrier", "sync arrive red warp"),
+    ("mul24 mad24 dp2a", "hi lo"),
+    ("membar", "cta gl sys proxy"),
+    ("shf", "l r"),
+    ("shf szext bmsk", "wrap clamp"),
+    ("setmaxnreg", "inc dec"),
     ("atom red", "add min max inc dec and or xor exch cas"),
     ("setp set", "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan"),
     ("prefetch", "L1 L2 L2::evict_last L2::evict_normal tensormap"),
@@ -220,6 +242,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("mbarrier", "test_wait try_wait", "release noComplete"),
     ("mbarrier", "pending_count", "shared shared::cta"),
     ("div", "full approx", "rn rz rm rp"),
+    ("setp set", "b16 b32 b64", "lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan"),
     ("rcp sqrt", "approx", "rn rz rm rp"),
     ("rsqrt sin cos lg2 ex2 tanh", "rn rz rm rp rni rzi rmi rpi", ""),
     ("movmatrix", "shared shared::cta global local const param", ""),
@@ -277,11 +300,43 @@ const TARGETS: &[(&str, &str, &str, u32)] = &[
     ("mbarrier", "expect_tx complete_tx try_wait relaxed", "", 90),
 ];
 
+/// Instructions, or modifiers of them, that targets such as `sm_90a` alone have.
+const SPECIFIC: &[&str] = &["setmaxnreg"];
+
+/// Instructions of PTX that the table of forms does not have.
+const NAMES: &str = "alloca call clusterlaunchcontrol cp getctarank istypep mapa mma wmma multimem stackrestore stacksave suld suq sured sust \
+     tcgen05 tensormap tex tld4 txq vabsdiff vadd vmad vmax vmin vset vset2 vset4 vshl vshr vsub wgmma";
+
+/// Modifiers and types that some instructions have in PTX, in forms that are not supported.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("barrier", "cluster wait acquire release relaxed"),
+    // NVIDIA's assembler takes them without the kind that the manual asks for.
+    ("vote testp", "pred f32 f64"),
+    ("redux", "f32"),
+    ("cvta isspacep ld st atom red mbarrier prefetch", "shared::cluster"),
+    ("isspacep", "const"),
+    ("cvta", "u32"),
+    ("add sub mul fma", "f32x2"),
+    ("fma", "oob"),
+    ("membar", "proxy"),
+    (
+        "cvt",
+        "pack rs scaled::n2::ue8m0 u4 s4 u2 s2 tf32 bf16x2 e4m3x2 e5m2x2 e2m1x2 e2m3x2 e3m2x2 ue8m0x2 s2f6x2 e4m3x4 e5m2x4 e2m1x4 \
+         e2m3x4 e3m2x4",
+    ),
+    ("ld ldu st mov atom", "b128"),
+    ("ld ldu st atom red", "unified"),
+    ("st red", "async bulk mbarrier::complete_tx::bytes mmio"),
+];
+
+/// The newest version of PTX whose forms the tables have been compared with.
+const COMPARED: (u32, u32) = (8, 8);
+
 /// Modifiers that make another instruction, which has other operands and is not supported.
 const OTHERS: &[(&str, &str)] = &[("st red", "async"), ("fence", "tensormap::generic")];
 
 /// Checks the form of an instruction. A modifier that is not known may be one of a later PTX: only the kernel is refused that has it.
-pub(super) fn check(instruction: &Instruction<'_>, target: u32, version: (u32, u32)) -> Result<()> {
+pub(super) fn check(instruction: &Instruction<'_>, target: &Target, version: (u32, u32)) -> Result<()> {
     let (name, modifiers) = parts(instruction);
     let form = FORMS.iter().find(|(names, ..)| has(names, name));
     let known = form.map_or("*", |(_, _, known, _)| known);
@@ -291,10 +346,12 @@ pub(super) fn check(instruction: &Instruction<'_>, target: u32, version: (u32, u
         |part: &&str| !has(known, "*") && Type::of(part).is_none() && !has(known, part) && !is_refused(part);
     let is_other = |part: &&str| OTHERS.iter().any(|(names, parts)| has(names, name) && has(parts, part));
     if modifiers.iter().any(|part| is_unknown(part) || is_other(part)) {
-        let what = format!("the instruction `{}`", short(instruction.opcode));
-        return Err(PtxError::unsupported(instruction.place, what));
+        return Err(unknown(instruction, version));
     }
-    let older = if has("shfl vote", name) && !modifiers.contains(&"sync") && target >= 70 && version >= (6, 4)
+    let older = if has("shfl vote", name)
+        && !modifiers.contains(&"sync")
+        && target.capability >= 70
+        && version >= (6, 4)
     {
         Some("without `.sync` is for targets below `sm_70`, or PTX below 6.4".to_string())
     } else {
@@ -306,9 +363,14 @@ pub(super) fn check(instruction: &Instruction<'_>, target: u32, version: (u32, u
         .filter(|(names, words, others, _)| has(names, name) && has_any(words) && has_any(others))
         .map(|(.., least)| *least)
         .max();
+    let capability = target.capability;
     let newer = least
-        .filter(|least| target < *least)
-        .map(|least| format!("is for targets from `sm_{least}` on, and this one is `sm_{target}`"));
+        .filter(|least| capability < *least)
+        .map(|least| format!("is for targets from `sm_{least}` on, and this one is `sm_{capability}`"));
+    let is_specific = SPECIFIC.contains(&name) && !target.is_specific;
+    let specific = is_specific
+        .then(|| format!("is for targets such as `sm_{capability}a`, and this one is `sm_{capability}`"));
+    let newer = newer.or(specific).or_else(|| wide_access(name, &modifiers, capability, version));
     match fault(instruction, form).or(older).or(newer) {
         Some(fault) => {
             let what = format!("`{}` {fault}", short(instruction.opcode));
@@ -316,6 +378,51 @@ pub(super) fn check(instruction: &Instruction<'_>, target: u32, version: (u32, u
         }
         None => Ok(()),
     }
+}
+
+/// What is wrong with an access of 256 bits.
+fn wide_access(name: &str, modifiers: &[&str], capability: u32, version: (u32, u32)) -> Option<String> {
+    let count = modifiers.iter().find_map(|part| part.strip_prefix('v')?.parse::<u32>().ok())?;
+    let of = modifiers.iter().find_map(|part| Type::of(part))?;
+    match () {
+        () if !has("ld st", name) || count * of.bytes() <= 16 => None,
+        () if capability < 100 || version < (8, 8) => {
+            Some("is for targets from `sm_100` on, with PTX from 8.8 on".into())
+        }
+        () if modifiers.iter().any(|part| has("shared shared::cta local const param", part)) => {
+            Some("accesses more than 128 bits of another memory than the global one".into())
+        }
+        () => None,
+    }
+}
+
+/// What is to be said of an instruction that no table and no lowering knows: it is not supported, or PTX does not have it.
+pub(super) fn unknown(instruction: &Instruction<'_>, version: (u32, u32)) -> PtxError {
+    let (name, modifiers) = parts(instruction);
+    let form = FORMS.iter().find(|(names, ..)| has(names, name));
+    let is_foreign = |part: &str| {
+        UNSUPPORTED.iter().chain(OTHERS).any(|(names, words)| has(names, name) && has(words, part))
+    };
+    let opcode = short(instruction.opcode);
+    let is_none = |known: &str, part: &str| {
+        !has(known, "*") && !has(known, part) && Type::of(part).is_none() && !is_foreign(part)
+    };
+    match form {
+        _ if version > COMPARED => {}
+        None if has(NAMES, name) => {}
+        Some((_, _, known, _)) if modifiers.iter().any(|part| is_none(known, part)) => {
+            let part = modifiers.iter().find(|part| is_none(known, part)).copied().unwrap_or_default();
+            let what = format!("`{opcode}` has no modifier `.{}`", short(part));
+            return PtxError::syntax(instruction.place, what);
+        }
+        None => return PtxError::syntax(instruction.place, format!("`{}` is no instruction", short(name))),
+        Some((_, _, known, _)) if has(known, "*") || modifiers.iter().any(|part| is_foreign(part)) => {}
+        Some(_) => {
+            let what = format!("`{opcode}` is no form of the instruction `{name}`");
+            return PtxError::syntax(instruction.place, what);
+        }
+    }
+    PtxError::unsupported(instruction.place, format!("the instruction `{opcode}`"))
 }
 
 fn parts<'t>(instruction: &Instruction<'t>) -> (&'t str, Vec<&'t str>) {
@@ -399,6 +506,9 @@ fn fault(instruction: &Instruction<'_>, form: Option<&Form>) -> Option<String> {
         && let Some(fault) = conversion(to, from, &modifiers)
     {
         return Some(fault);
+    }
+    if name == "rcp" && types[..] == ["f64"] && first_of("approx").is_some() && first_of("ftz").is_none() {
+        return Some("has `.approx` only with `.ftz`".into());
     }
     let roundings = modifiers.iter().filter(|part| Rounding::of(part).is_some()).count();
     let spaces = modifiers.iter().filter(|part| Space::of(part).is_some()).count();

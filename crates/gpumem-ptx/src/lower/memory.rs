@@ -92,6 +92,16 @@ impl<'s, 't> Lower<'s, 't> {
         }
     }
 
+    fn check_elements(&self, found: usize, stated: usize) -> Result<()> {
+        match found == stated {
+            true => Ok(()),
+            false => {
+                Err(self
+                    .wrong(format!("an operand has {found} elements, and the instruction states {stated}")))
+            }
+        }
+    }
+
     fn load(&mut self, instruction: &'s Instruction<'t>, modifiers: &mut Modifiers<'s, 't>) -> Result<()> {
         let space = modifiers.space();
         let order = modifiers.take_order();
@@ -99,9 +109,10 @@ impl<'s, 't> Lower<'s, 't> {
         let of = modifiers.one_type()?;
         modifiers.finish()?;
         let parts = self.parts(self.operand(instruction, 0)?);
-        if parts.len() != len || of == Type::Pred || of == Type::B128 {
+        if of == Type::Pred || of == Type::B128 {
             return Err(self.unknown(instruction));
         }
+        self.check_elements(parts.len(), len)?;
         if parts.iter().all(|part| *part == Operand::Sink) {
             return Err(self.wrong("all targets are left out"));
         }
@@ -147,9 +158,10 @@ impl<'s, 't> Lower<'s, 't> {
         let of = modifiers.one_type()?;
         modifiers.finish()?;
         let parts = self.parts(self.operand(instruction, 1)?);
-        if parts.len() != len || of == Type::Pred || of == Type::B128 {
+        if of == Type::Pred || of == Type::B128 {
             return Err(self.unknown(instruction));
         }
+        self.check_elements(parts.len(), len)?;
         let values = parts.iter().map(|part| self.wide_value(part, of)).collect::<Result<_>>()?;
         let address = self.operand(instruction, 0)?;
         let mut to = self.access(address, space, of, len as u8)?;

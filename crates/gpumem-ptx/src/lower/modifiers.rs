@@ -1,6 +1,7 @@
 //! The parts of an opcode.
 
-use crate::error::{PtxError, short};
+use super::forms;
+use crate::error::PtxError;
 use crate::number::float::Rounding;
 use crate::program::{ObjectUse, Order, Scope};
 use crate::syntax::{Instruction, Space, Type};
@@ -11,12 +12,13 @@ pub(super) struct Modifiers<'s, 't> {
     pub(super) name: &'t str,
     rest: Vec<&'t str>,
     instruction: &'s Instruction<'t>,
+    version: (u32, u32),
 }
 
 impl<'s, 't> Modifiers<'s, 't> {
-    pub(super) fn new(instruction: &'s Instruction<'t>) -> Self {
+    pub(super) fn new(instruction: &'s Instruction<'t>, version: (u32, u32)) -> Self {
         let mut parts = instruction.opcode.split('.');
-        Self { name: parts.next().unwrap_or_default(), rest: parts.collect(), instruction }
+        Self { name: parts.next().unwrap_or_default(), rest: parts.collect(), instruction, version }
     }
 
     /// Takes a modifier if it is there.
@@ -93,8 +95,7 @@ impl<'s, 't> Modifiers<'s, 't> {
     }
 
     pub(super) fn unknown(&self) -> PtxError {
-        let what = format!("the instruction `{}`", short(self.instruction.opcode));
-        PtxError::unsupported(self.instruction.place, what)
+        forms::unknown(self.instruction, self.version)
     }
 
     /// Checks that all modifiers were taken.

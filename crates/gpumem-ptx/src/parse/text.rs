@@ -144,7 +144,20 @@ impl<'t> Words<'t> {
             _ => {}
         }
         if !is_hex_start && word.contains(['.', 'e', 'E']) {
-            return word.parse::<f64>().map(|value| Word::Double(value.to_bits())).map_err(|_| wrong());
+            let value: f64 = word.parse().map_err(|_| wrong())?;
+            let is_zero = || {
+                word.bytes()
+                    .take_while(|byte| !matches!(byte, b'e' | b'E'))
+                    .all(|byte| matches!(byte, b'0' | b'.'))
+            };
+            return match value.is_normal() || value == 0.0 && is_zero() {
+                true => Ok(Word::Double(value.to_bits())),
+                false => {
+                    let what =
+                        format!("`{}` is too large or too small for 64 bits", crate::error::short(word));
+                    Err(PtxError::syntax(place, what))
+                }
+            };
         }
         let digits = word.strip_suffix(['u', 'U']).unwrap_or(word);
         let (digits, radix) = match digits.get(..2) {

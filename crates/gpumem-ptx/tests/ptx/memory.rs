@@ -144,7 +144,7 @@ fn barriers_in_shared_memory_count_phases() {
 fn hints_change_no_value() {
     let lines = "createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0; ld.global.L2::cache_hint.u32 %r1, [%rd0], %rd1;
                  cp.async.cg.shared.global.L2::cache_hint [s], [%rd0], 16, 16, %rd1; prefetch.global.L2 [%rd0]; prefetchu.L1 [%rd0];
-                 applypriority.global.L2::evict_normal [%rd0], 128; nanosleep.u32 20; griddepcontrol.wait; setmaxnreg.dec.sync.aligned.u32 40;
+                 applypriority.global.L2::evict_normal [%rd0], 128; nanosleep.u32 20; griddepcontrol.wait;
                  setp.eq.u32 %p0, 1, 1; mov.u32 %r2, 9; st.shared.u32 [s], %r2; cp.async.ca.shared.global [s+4], [%rd0], 4, %p0; ld.shared.v2.u32 {%r3, %r4}, [s];
                  fence.proxy.async; mov.u32 %r5, %cluster_nctaid.y; mov.u32 %r6, %clusterid.x; add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r5; add.u32 %r3, %r3, %r6;
                  st.global.u32 [%rd0], %r3;";

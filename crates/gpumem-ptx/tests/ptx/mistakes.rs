@@ -53,7 +53,7 @@ fn an_address_below_shared_or_local_memory_has_a_negative_distance() {
             "reads 4 bytes at -0x3 of shared memory: the address is no multiple of 4",
         ),
         (
-            "ld.global.u32 %r1, [-3];",
+            "mov.u64 %rd1, -3; ld.global.u32 %r1, [%rd1];",
             "reads 4 bytes at 0xfffffffffffffffd of global memory: the address is no multiple of 4",
         ),
     ] {

@@ -184,7 +184,6 @@ fn a_kernel_that_cannot_run_does_not_stop_the_others() {
     for (line, name) in [
         ("vadd.s32.s32.s32 %r0, %r1, %r2;", "vadd.s32.s32.s32"),
         ("tex.2d.v4.f32.s32 {%f0, %f1, %f2, %f3}, [%t, {%r0, %r1}];", "tex.2d.v4.f32.s32"),
-        ("add.frob.s32 %r0, %r1, %r2;", "add.frob.s32"),
         ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned"),
         ("tcgen05.wait::ld.sync.aligned;", "tcgen05.wait::ld.sync.aligned"),
         (
@@ -192,6 +191,7 @@ fn a_kernel_that_cannot_run_does_not_stop_the_others() {
             "mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
         ),
         ("barrier.cluster.arrive.aligned;", "barrier.cluster.arrive.aligned"),
+        ("barrier.cluster.wait.acquire.aligned;", "barrier.cluster.wait.acquire.aligned"),
         ("cp.async.bulk.commit_group;", "cp.async.bulk.commit_group"),
         ("mbarrier.arrive.shared::cluster.b64 _, [%t];", "mbarrier.arrive.shared::cluster.b64"),
         ("st.async.shared::cluster.u32 [%r1], %r2, [%r3];", "st.async.shared::cluster.u32"),
@@ -530,6 +530,35 @@ fn operands_that_an_instruction_does_not_have_are_refused() {
         ),
         ("bits", "mov.u64 %rd1, {%r0, %r1};\nmov.u32 {%h0, %h1}, %r0;"),
         ("is no register", "setp.eq.u32 %p0|5, %r0, 1;"),
+        ("only with one of `.hi`, `.lo`, `.wide`", "mul.u32 %r0, %r1, %r2;\nmad.s64 %rd1, %rd2, %rd3, %rd4;"),
+        ("has one of `.up`, `.down`, `.bfly`, `.idx`", "shfl.sync.b32 %r0, %r1, %r2, %r3, -1;"),
+        ("has one of `.hi`, `.lo`", "mul24.u32 %r0, %r1, %r2;\ndp2a.u32.u32 %r0, %r1, %r2, %r3;"),
+        ("has one of `.add`", "redux.sync.s32 %r0, %r1, -1;"),
+        ("together with `.lt`", "setp.lt.b32 %p0, %r0, %r1;\nset.lt.u32.b32 %r0, %r1, %r2;"),
+        ("only with `.ftz`", "rcp.approx.f64 %d0, %d1;"),
+        (
+            "is for targets from `sm_100` on",
+            "ld.global.v4.u64 {%rd1, %rd2, %rd3, %rd4}, [%rd0];\nst.global.v8.b32 [%rd0], {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7};",
+        ),
+        (
+            "is no form of",
+            "vote.sync.b32 %r0, %p0, -1;\ncvt.u32 %r0, %r1;\nsetp.lo.s32 %p0, %r0, %r1;\nmul.wide.u64 %rd1, %rd2, %rd3;\natom.global.add.b32 %r0, [%rd0], %r1;\nvote.sync.all.b32 %r0, %p0, -1;",
+        ),
+        (
+            "has no modifier `.",
+            "add.frob.s32 %r0, %r1, %r2;\nadd.hi.u32 %r0, %r1, %r2;\nmov.sat.u32 %r0, %r1;\nld.global.rn.u32 %r0, [%rd0];\nbarrier.frob.cluster.arrive;",
+        ),
+        (
+            "elements, and the instruction states 2",
+            "ld.global.v2.u32 {%r0, %r1, %r2}, [%rd0];\nst.global.v2.u32 [%rd0], %r0;",
+        ),
+        ("a register has no 3 parts", "mov.b64 %rd1, {%r0, %r1, %r2};"),
+        ("is no instruction", "sqr.u32 %r0, %r1;\nldg.u32 %r0, [%rd0];"),
+        (
+            "for 64 bits",
+            "mov.f64 %d0, 1e400;\nmov.f32 %f0, 1e-400;\nmov.f64 %d0, 1.8e308;\nmov.f64 %d0, 1e-320;",
+        ),
+        ("in quotes", ".pragma nounroll;\n.pragma 5;\n.pragma \"nounroll\", x;"),
         ("prototype", "mov.u64 %rd1, f; call %rd1;"),
         (
             "another number of parameters",
@@ -554,7 +583,8 @@ fn operands_that_an_instruction_does_not_have_are_refused() {
         mbarrier.arrive.shared.b64 _, [s];\nmbarrier.try_wait.shared.b64 %p0, [s], %rd1, 5;\ncvt.rn.f32.u32 %rd1, %r0;\ncvt.f64.f32 %d0, %r1;\n\
         cvt.rn.sat.f32.u32 %f0, %r1;\ncvt.sat.u32.s64 %r0, %rd1;\ncvt.rp.f16.bf16 %h0, %h1;\ncvt.rz.f64.bf16 %d0, %h1;\n\
         isspacep.global %p0, %r0;\nmov.pred %p0, %is_explicit_cluster;\ncreatepolicy.fractional.L2::evict_last.b64 %rd1;\n\
-        mov.u64 %rd1, f; P: .callprototype (.param .b32 _) _ (.param .b32 _); call (_), %rd1, (pa), P;"
+        mov.u64 %rd1, f; P: .callprototype (.param .b32 _) _ (.param .b32 _); call (_), %rd1, (pa), P;\n\
+        rcp.approx.ftz.f64 %d0, %d1;\nrsqrt.approx.f64 %d0, %d1;\n.pragma \"nounroll\";\nmov.f64 %d0, 0.0e400;\nmov.f32 %f0, 1e40;"
         .lines()
     {
         assert_eq!(found(line), Ok(None), "{line}");
@@ -591,6 +621,12 @@ fn instructions_of_newer_targets_are_refused() {
         );
         assert_eq!(found(after, line), Ok(()), "{line}");
     }
+    let text = |target: &str| {
+        format!(".version 8.0\n.target {target}\n.entry k() {{ setmaxnreg.dec.sync.aligned.u32 40; ret; }}")
+    };
+    let refused = Module::parse(&text("sm_90")).err().unwrap().to_string();
+    assert!(refused.ends_with("is for targets such as `sm_90a`, and this one is `sm_90`"), "{refused}");
+    assert_eq!(Module::parse(&text("sm_90a")).unwrap().entries()[0].unsupported(), None);
     let older = ".entry k() { .reg .b32 %r<4>; shfl.idx.b32 %r0, %r1, 0, 31; ret; }";
     for (version, target, is_taken) in [("6.4", 60, true), ("6.0", 70, true), ("6.4", 70, false)] {
         let text = format!(".version {version}\n.target sm_{target}\n{older}");
@@ -617,6 +653,17 @@ fn declarations_that_no_module_has() {
         (".const .b8 c[70000]; .entry k() { ret; }", "with `c`, constant memory has more than 65536 bytes"),
         (".const .b8 c[40000]; .const .b8 d[40000];", "with `d`, constant memory has more than 65536 bytes"),
         (".alias a, b; .entry k() { ret; }", "column 8: `a` is not declared"),
+        (".func f();", "column 1: `f` is declared and not defined"),
+        (
+            ".visible .func (.reg .u32 r) f(.reg .u32 a); .entry k() { ret; }",
+            "`f` is declared and not defined",
+        ),
+        (".entry k();", "`k` is declared and not defined"),
+        (".pragma nounroll;", "column 9: a text in quotes is expected, not `nounroll`"),
+        (".global .u32 x = 1.0;", "a fraction is no value of this type"),
+        (".global .u64 x[2] = {1, 0f3F800000};", "a fraction is no value of this type"),
+        (".global .f16 x = 1.0;", "a variable of this type has no initial contents"),
+        (".global .f64 x = 1e400;", "`1e400` is too large or too small for 64 bits"),
         (".func a(); .alias a, b;", "column 22: `b` is not declared"),
         (".func b() { ret; } .func a() { ret; } .alias a, b;", "`a` is defined twice"),
         (".func b(.param .b32 x) { ret; } .func a(); .alias a, b;", "`a` and `b` have other parameters"),
