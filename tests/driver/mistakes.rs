@@ -17,8 +17,11 @@ fn findings(planted: &Planted, is_wrong: bool, seed: u64) -> Vec<Finding> {
 fn each_planted_mistake_is_found_at_its_line() {
     let mut missed = Vec::new();
     for planted in PLANTED {
+        // The compiler inlines the function with the mistake.
+        let ends = [")", ", inlined at mistakes.cu:"];
+        let lines = planted.lines();
         let places: Vec<String> =
-            planted.lines().iter().map(|line| format!("(mistakes.cu:{line})")).collect();
+            lines.iter().flat_map(|line| ends.map(|end| format!("(mistakes.cu:{line}{end}"))).collect();
         assert!(!places.is_empty(), "{}", planted.name);
         for seed in 0..5 {
             let found = findings(&planted, true, seed);

@@ -146,12 +146,15 @@ fn file_and_line(SourceLine { file, line, .. }: &SourceLine) -> String {
     format!("{file}:{line}")
 }
 
-/// A command of GitHub's workflows, which shows the finding beside the line of the kernel itself. Of an inlined function, which may be in a
-/// header of somebody else, the text names the line.
+/// A command of GitHub's workflows, which shows the finding beside a line of the file that the kernel is in. The line of an inlined function may
+/// be in a header of somebody else; then it is that of the call.
 fn annotation(finding: &Finding) -> String {
     let escaped = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |text: &str| escaped(text).replace(':', "%3A").replace(',', "%2C");
-    let source = finding.place().and_then(|place| place.source_line.as_ref()?.calls().last());
+    let line = finding.place().and_then(|place| place.source_line.as_ref());
+    let kernel = line.and_then(|line| line.calls().last());
+    let source =
+        line.and_then(|line| line.calls().find(|call| kernel.is_some_and(|kernel| kernel.file == call.file)));
     let place = source.map_or_else(String::new, |SourceLine { file, line, .. }| {
         format!("file={},line={line},", property(file))
     });

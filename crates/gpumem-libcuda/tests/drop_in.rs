@@ -97,14 +97,14 @@ fn a_finding_in_a_kernel_has_its_place() {
         "thread": object["thread"],
     });
     let expected = serde_json::json!({
-        "kernel": "overrun", "ptx_line": 10, "source": "/builds/group/project/at.cuh:31",
-        "inlined_at": ["/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7"], "block": [1, 0, 0], "thread": [2, 0, 0],
+        "kernel": "overrun", "ptx_line": 11, "source": "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:5",
+        "inlined_at": ["/builds/group/project/at.cuh:31", "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7"], "block": [1, 0, 0], "thread": [2, 0, 0],
     });
     assert_eq!(place, expected);
     let address = object["address"].as_str().unwrap();
     assert!(address.starts_with("0x") && object["text"].as_str().unwrap().contains(address), "{object}");
     let annotation = stderr("github");
-    assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=7,title="), "{annotation}");
+    assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=5,title="), "{annotation}");
     assert!(annotation.contains("block (1, 0, 0), thread (2, 0, 0)"), "{annotation}");
 }
 
@@ -122,15 +122,15 @@ fn a_race_between_kernels_has_two_places() {
             "thread": place["thread"],
         });
         let expected = serde_json::json!({
-            "kernel": "overrun", "ptx_line": 10, "source": "/builds/group/project/at.cuh:31",
-        "inlined_at": ["/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7"], "block": [0, 0, 0], "thread": [0, 0, 0],
+            "kernel": "overrun", "ptx_line": 11, "source": "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:5",
+        "inlined_at": ["/builds/group/project/at.cuh:31", "/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7"], "block": [0, 0, 0], "thread": [0, 0, 0],
         });
         assert_eq!(found, expected, "{object}");
         assert!(place["address"].as_str().unwrap().starts_with("0x"));
     }
     let (annotation, text) = (stderr("github"), stderr("text"));
-    assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=7,title=race between streams"), "{annotation}");
-    let place = "at line 10 (/builds/group/project/at.cuh:31, inlined at \
+    assert!(annotation.starts_with("::error file=/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu,line=5,title=race between streams"), "{annotation}");
+    let place = "at line 11 (/builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:5, inlined at /builds/group/project/at.cuh:31, inlined at \
                  /builds/group/project/sub-project/crates/kernels/source/cuda/reduce/over.cu:7), block (0, 0, 0), thread (0, 0, 0)";
     assert_eq!(
         (annotation.matches(place).count(), text.matches(place).count()),
@@ -353,6 +353,7 @@ mod child {
     ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r0, %r1, 4, %r0; mul.wide.u32 %rd1, %r0, 4;
     .loc 1 7 0
     .loc 2 31 5, function_name $name, inlined_at 1 7 0
+    .loc 1 5 3, function_name $name, inlined_at 2 31 5
     add.u64 %rd1, %rd1, %rd0; st.global.u32 [%rd1], %r0;
     ret;
 }";
