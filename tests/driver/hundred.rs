@@ -4,6 +4,7 @@ use gpumem_adapt::array::pool::sys::types::CUdeviceptr;
 use gpumem_ptx::{Checks, DeviceMemory, Launch, Module, Region};
 use gpumem_tests::cases;
 use gpumem_tests::driver::raw::Raw;
+use gpumem_tests::fixtures::gpu_results::GpuResults;
 use std::cell::Cell;
 use std::ffi::CString;
 use std::ptr::null_mut;
@@ -133,8 +134,9 @@ cases! {
         assert_eq!(names.len(), 100);
         let unsupported: Vec<_> = module.entries().iter().filter_map(|entry| entry.unsupported()).collect();
         assert!(unsupported.is_empty(), "{unsupported:?}");
-        let mut different = Vec::new();
+        let (mut different, mut results) = (Vec::new(), GpuResults::new(driver));
         for (name, found) in names.iter().zip(on_driver(&raw, &names, &input)) {
+            results.add(&format!("kernel {name}"), found.iter().flat_map(|word| word.to_le_bytes()));
             let expected = on_host(&module, name, &input);
             let differing = (0..THREADS).filter(|at| found[*at] != expected[*at]).collect::<Vec<_>>();
             if let Some(at) = differing.first() {
@@ -145,5 +147,6 @@ cases! {
             }
         }
         assert!(different.is_empty(), "{} kernels differ:\n{}", different.len(), different.join("\n"));
+        results.check();
     }
 }

@@ -9,6 +9,7 @@ use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{AsView, Element, Factor, Gpu, GpuArray, LaunchShape, Numeric, Real, Rng, kernels};
 use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
+use gpumem_tests::fixtures::gpu_results::GpuResults;
 use gpumem_tests::sys::{Driver, DriverKind};
 use half::{bf16, f16};
 
@@ -237,17 +238,23 @@ cases! {
         let there = gpu(driver);
         let here = gpu(&gpumem_sim::driver(SimConfig::new().seed(77)).unwrap());
         let is_sim = driver.kind() == DriverKind::Sim;
-        let mut different = Vec::new();
+        let (mut different, mut results) = (Vec::new(), GpuResults::new(driver));
+        let mut compare = |name: &str, size, units, found: Vec<u8>, expected: Vec<u8>| {
+            let allowed = if is_sim { 0 } else { units };
+            different.extend(difference(name, size, allowed, &found, &expected));
+            if units == 0 {
+                results.add(name, found);
+            }
+        };
         for (name, size, units, work) in WORKS {
-            let units = if is_sim { 0 } else { *units };
-            different.extend(difference(name, *size, units, &work(&there), &work(&here)));
+            compare(name, *size, *units, work(&there), work(&here));
         }
         for (of, size, work) in FUNCTIONS {
             for ((name, found), (_, expected)) in work(&there).into_iter().zip(work(&here)) {
-                let units = if is_sim { 0 } else { function_units(of, name) };
-                different.extend(difference(&format!("{of}: {name}"), *size, units, &found, &expected));
+                compare(&format!("{of}: {name}"), *size, function_units(of, name), found, expected);
             }
         }
         assert!(different.is_empty(), "{}", different.join("\n"));
+        results.check();
     }
 }

@@ -21,10 +21,11 @@ pub mod driver {
     pub mod wait_after_query;
 }
 
-/// Pools on every backend, blocks with known contents, and all entry points of the pool.
+/// Pools on every backend, blocks with known contents, all entry points of the pool, programs in PTX and their results.
 pub mod fixtures {
     pub mod backends;
     pub mod entry_points;
+    pub mod gpu_results;
     pub mod mistakes;
     pub mod pattern;
     pub mod pool_fixture;
