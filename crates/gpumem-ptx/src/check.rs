@@ -262,15 +262,25 @@ impl<'r> Checker<'r> {
                 && (device.is_written(bytes.start, bytes.end - bytes.start)
                     || bytes.into_iter().any(|byte| device.is_written(byte, 1)))
         };
-        let is_unwritten = is_read
-            && noted.units(address).any(|bytes| {
-                let len = bytes.end - bytes.start;
-                shadow.is_unwritten(bytes.start, len) && !is_known_before(bytes)
-            });
+        // Of a vector, the first elements that nobody wrote.
+        let mut unwritten: Option<Range<u64>> = None;
+        for bytes in noted.units(address).filter(|_| is_read) {
+            let is_unwritten =
+                shadow.is_unwritten(bytes.start, bytes.end - bytes.start) && !is_known_before(bytes.clone());
+            match &mut unwritten {
+                None if is_unwritten => unwritten = Some(bytes),
+                Some(known) if is_unwritten => known.end = bytes.end,
+                None => {}
+                Some(_) => break,
+            }
+        }
         // Each byte is reported once, and asked for once.
         shadow.set_written(address, size_bytes);
-        if is_unwritten {
-            let mistake = Mistake::Uninitialised { space, address: noted.address, size_bytes };
+        if let Some(bytes) = unwritten {
+            // A unit of local memory may begin before the read and end behind it.
+            let (start, end) = (bytes.start.max(address), bytes.end.min(address.saturating_add(size_bytes)));
+            let place = noted.address.wrapping_add(start - address);
+            let mistake = Mistake::Uninitialised { space, address: place, size_bytes: end - start };
             self.report((noted.step, noted.thread), noted.step, mistake);
         }
     }

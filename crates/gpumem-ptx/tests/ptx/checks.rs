@@ -425,6 +425,13 @@ fn bytes_that_nobody_has_written() {
         1,
     );
     assert!(found[0].contains("reads 4 bytes at 0x4 of local memory"), "{found:?}");
+    // Of a vector, what is not written.
+    let found = hazards(
+        ".local .align 16 .b8 depot[16]; mov.u64 %rd4, depot; st.local.u32 [%rd4], %r0; st.local.u32 [%rd4+12], %r0;\n\
+                         ld.local.v4.u32 {%r0, %r1, %r2, %r3}, [%rd4];",
+        1,
+    );
+    assert!(found[0].contains("reads 8 bytes at 0x4 of local memory"), "{found:?}");
 }
 
 #[test]
