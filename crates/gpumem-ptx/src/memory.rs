@@ -71,6 +71,8 @@ pub struct Sought {
 /// Collects ranges. Where they are many and short, as of a kernel that reads here and there, a page has a bit for each byte.
 pub(crate) struct Ranges {
     ranges: Vec<Range<u64>>,
+    /// How many there may be before they are joined again.
+    len_max: usize,
     /// The bytes of pages, by the numbers of the pages.
     pages: HashMap<u64, usize>,
     bits: Vec<PageBits>,
@@ -82,7 +84,13 @@ type PageBits = [u64; (PAGE_BYTES / 64) as usize];
 
 impl Ranges {
     pub(crate) fn new() -> Self {
-        Self { ranges: Vec::new(), pages: HashMap::new(), bits: Vec::new(), last: (u64::MAX, 0) }
+        Self {
+            ranges: Vec::new(),
+            len_max: 2 * RANGES_MAX,
+            pages: HashMap::new(),
+            bits: Vec::new(),
+            last: (u64::MAX, 0),
+        }
     }
 
     pub(crate) fn add(&mut self, range: Range<u64>) {
@@ -107,9 +115,10 @@ impl Ranges {
         let page = range.start / PAGE_BYTES;
         if range.end.div_ceil(PAGE_BYTES) != page + 1 {
             self.ranges.push(range);
-            // Long ranges are joined each time that their number has doubled.
-            if self.ranges.len().is_power_of_two() {
+            // Long ranges are joined each time that their number has doubled since they were last joined.
+            if self.ranges.len() >= self.len_max {
                 self.join_all();
+                self.len_max = 2 * self.ranges.len().max(RANGES_MAX);
             }
             return;
         }
@@ -233,6 +242,25 @@ mod tests {
         let mut ranges = Ranges::new();
         (0..100_000).for_each(|start| ranges.add(4 * start..4 * start + 4));
         assert_eq!(ranges.finish(), std::slice::from_ref(&(0..400_000)));
+    }
+
+    /// Long ranges that come again and again are joined now and then, and not each time.
+    #[test]
+    fn long_ranges_are_seldom_joined() {
+        let mut ranges = Ranges::new();
+        let long = |number: u64| 4 * PAGE_BYTES * number..(4 * number + 2) * PAGE_BYTES;
+        let count = 2 * RANGES_MAX as u64 - 1;
+        (0..count).for_each(|number| ranges.add(long(number)));
+        let (mut joined, mut len_max) = (0, 0);
+        for number in 0..8 * count {
+            let before = ranges.ranges.len();
+            ranges.add(long(number % count));
+            joined += usize::from(ranges.ranges.len() <= before);
+            len_max = len_max.max(ranges.ranges.len());
+        }
+        assert!((4..=16).contains(&joined), "{joined}");
+        assert!(len_max <= 2 * count as usize, "{len_max}");
+        assert!(ranges.finish().into_iter().eq((0..count).map(long)));
     }
 
     #[test]
