@@ -11,6 +11,7 @@
 
 use crate::number::LANES;
 use crate::program::Program;
+use std::collections::HashSet;
 
 /// The steps of a kernel, as seen from one of its barriers.
 pub(crate) struct Surroundings {
@@ -48,11 +49,17 @@ impl Surroundings {
 
     /// Finds the steps that are on every way to the barrier as well as behind it.
     fn find_ways_to(&mut self, program: &Program, barrier: u32) {
-        let Dominators { order, of } = Dominators::of(program);
-        let above = |step: u32| of[step as usize].filter(|above| *above != step);
-        let chain = core::iter::successors(above(barrier), |step| above(*step));
-        let chain = chain.filter(|step| self.steps[*step as usize] == Passing::Around);
-        let chain: Vec<u32> = chain.collect();
+        let dominators = Dominators::of(program);
+        let above = |step: u32| dominators.of[step as usize].filter(|above| *above != step);
+        let mut chain: Vec<u32> = core::iter::successors(above(barrier), |step| above(*step)).collect();
+        let is_looping = dominators.loops_before(barrier, &chain);
+        chain.retain(|step| {
+            let is_behind = self.steps[*step as usize] == Passing::Around;
+            if is_looping[*step as usize] {
+                self.steps[*step as usize] = Passing::Nothing;
+            }
+            is_behind && !is_looping[*step as usize]
+        });
         if chain.is_empty() {
             return;
         }
@@ -60,7 +67,7 @@ impl Surroundings {
             self.steps[step as usize] = Passing::Again(number as u32);
         }
         self.before = vec![0; program.steps.len()];
-        for step in order {
+        for &step in &dominators.order {
             if let Some(above) = above(step) {
                 let counts = matches!(self.steps[above as usize], Passing::Again(_));
                 self.before[step as usize] = self.before[above as usize] + u32::from(counts);
@@ -102,9 +109,43 @@ struct Dominators {
     order: Vec<u32>,
     /// The first step has itself. A step that the kernel does not run has none.
     of: Vec<Option<u32>>,
+    /// The steps that lead to each.
+    before: Vec<Vec<u32>>,
+    /// The places of the steps in the order.
+    index_of: Vec<usize>,
 }
 
 impl Dominators {
+    /// The steps of loops that lie on the way to a barrier, and do not contain it. `above` are the steps on every way to it.
+    fn loops_before(&self, barrier: u32, above: &[u32]) -> Vec<bool> {
+        let Self { before, index_of, .. } = self;
+        let mut is_above = vec![false; before.len()];
+        above.iter().for_each(|step| is_above[*step as usize] = true);
+        let mut is_looping = vec![false; before.len()];
+        for head in above {
+            let first = index_of[*head as usize];
+            let backs = before[*head as usize].iter().filter(|back| index_of[**back as usize] >= first);
+            // What leads back to the head from a step on every way to the barrier is a loop of its own, that may have the head of another one.
+            let (own, others): (Vec<u32>, Vec<u32>) = backs.partition(|back| is_above[**back as usize]);
+            let all = own.into_iter().map(|back| vec![back]).chain([others]);
+            for backs in all.filter(|backs| !backs.is_empty()) {
+                let mut found = vec![*head];
+                let mut is_found = HashSet::from([*head]);
+                let mut open = backs;
+                while let Some(step) = open.pop() {
+                    if index_of[step as usize] >= first && is_found.insert(step) {
+                        found.push(step);
+                        open.extend(&before[step as usize]);
+                    }
+                }
+                if !is_found.contains(&barrier) {
+                    found.iter().for_each(|step| is_looping[*step as usize] = true);
+                }
+            }
+        }
+        is_looping
+    }
+
     /// By the algorithm of Cooper, Harvey and Kennedy.
     fn of(program: &Program) -> Self {
         let len = program.steps.len();
@@ -147,7 +188,7 @@ impl Dominators {
                 }
             }
         }
-        Self { order, of }
+        Self { order, of, before, index_of }
     }
 }
 

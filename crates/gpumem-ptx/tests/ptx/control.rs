@@ -366,6 +366,37 @@ fn lanes_that_come_to_a_barrier_late_may_end_on_the_way() {
     }
 }
 
+/// The same where the way to the barrier has a loop, in which the late ones stay for long: they run its steps many times before they end.
+#[test]
+fn lanes_that_come_to_a_barrier_late_may_loop_on_the_way() {
+    let around = "add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, %r6;";
+    let rest = "setp.ge.u32 %p2, %r1, %r3; @%p2 ret; bar.sync 0; add.u32 %r1, %r1, 1; st.global.u32 [%rd1], %r1; mov.u32 %r6, 5;";
+    for lines in [
+        format!("HEAD: mov.u32 %r5, 0; INNER: {around} @%p1 bra INNER; {rest} bra HEAD;"),
+        format!(
+            "HEAD: mov.u32 %r5, 0; INNER: {around} @!%p1 bra OUT; add.u32 %r7, %r7, 1; bra INNER; OUT: {rest} bra HEAD;"
+        ),
+        // Both loops have one head.
+        format!("mov.u32 %r5, 0; HEAD: {around} @%p1 bra HEAD; {rest} mov.u32 %r5, 0; bra HEAD;"),
+    ] {
+        let lines = format!(
+            "{AT_THREAD} mov.u32 %r1, 0; and.b32 %r2, %r0, 31; setp.lt.u32 %p0, %r2, 16; selp.u32 %r3, 3, 0, %p0;\n\
+             selp.u32 %r6, 5, 5000, %p0;\n{lines}"
+        );
+        let module = module(&kernel(&lines));
+        for seed in 0..8 {
+            let mut memory = Memory::default();
+            let address = memory.alloc(&[0; 64]);
+            let parameters = address.to_le_bytes();
+            let launch = gpumem_ptx::Launch { seed, ..launch(&parameters, 1, 64) };
+            let outcome = module.entry("k").unwrap().run(launch, &memory).unwrap();
+            assert_eq!(outcome.mistake, None, "seed {seed}\n{lines}");
+            let expected = (0..64).map(|lane| if lane % 32 < 16 { 3 } else { 0 });
+            assert!(memory.words(address).into_iter().eq(expected), "seed {seed}\n{lines}");
+        }
+    }
+}
+
 /// Two warps produce what two others consume, by barriers that both count at: a full and an empty one.
 #[test]
 fn producers_and_consumers_meet_at_counted_barriers() {
