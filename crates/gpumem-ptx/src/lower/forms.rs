@@ -183,6 +183,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("mbarrier", "cta cluster", "relaxed acquire release"),
     ("cvt", "b32", "pack"),
     ("slct", "ftz", "f32"),
+    ("ex2", "bf16 bf16x2", "ftz"),
     ("min max", "xorsign", "abs"),
     ("min max", "abs", "xorsign"),
     ("mul mad", "u16 u32 u64 s16 s32 s64", "hi lo wide"),
@@ -236,6 +237,11 @@ const EXCLUSIVE: &[&str] = &[
 
 /// Modifiers or types that some instructions do not have together with others, or at all if there are none.
 const REFUSED: &[(&str, &str, &str)] = &[
+    (
+        "trap brkpt exit ret bra griddepcontrol prefetch prefetchu applypriority discard",
+        "pred b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 u16x2 s16x2 f16 f16x2 bf16 bf16x2 f32 f32x2 f64",
+        "",
+    ),
     ("cvt", "pred b8 b16 b64 u16x2 s16x2", ""),
     ("mbarrier", "init inval pending_count", "relaxed acquire release parity noComplete"),
     ("mbarrier", "arrive arrive_drop expect_tx complete_tx", "acquire parity"),

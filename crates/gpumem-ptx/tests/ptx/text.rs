@@ -536,6 +536,11 @@ fn operands_that_an_instruction_does_not_have_are_refused() {
         ("has one of `.add`", "redux.sync.s32 %r0, %r1, -1;"),
         ("together with `.lt`", "setp.lt.b32 %p0, %r0, %r1;\nset.lt.u32.b32 %r0, %r1, %r2;"),
         ("only with `.ftz`", "rcp.approx.f64 %d0, %d1;"),
+        ("only with one of `.ftz`", "ex2.approx.bf16 %h0, %h1;\nex2.approx.bf16x2 %r0, %r1;"),
+        (
+            "has no `.u32`",
+            "exit.u32;\ntrap.u32;\ndiscard.global.L2.u32 [%rd0], 128;\ngriddepcontrol.wait.u32;",
+        ),
         (
             "is for targets from `sm_100` on",
             "ld.global.v4.u64 {%rd1, %rd2, %rd3, %rd4}, [%rd0];\nst.global.v8.b32 [%rd0], {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7};",
