@@ -182,7 +182,7 @@ impl<'r> Checker<'r> {
         }
     }
 
-    /// Threads of a warp of the block that runs have arrived at a barrier.
+    /// Threads of a warp of the block that runs have arrived at a barrier, and do not wait at it.
     pub(crate) fn arrive(&mut self, barrier: Phase, threads: impl Iterator<Item = u32>, time: u64) {
         if let Some(state) = self.state() {
             state.arrive(barrier, threads, time);
@@ -197,6 +197,7 @@ impl<'r> Checker<'r> {
             state.arrived.remove(&barrier);
             state.meets(time);
         } else {
+            state.arrive(barrier, waiting.iter().copied(), time);
             state.open(barrier, waiting);
         }
     }

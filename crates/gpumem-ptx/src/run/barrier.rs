@@ -113,8 +113,8 @@ impl Warp {
             false if there == alive => threads + LANES as u32 - alive.count_ones(),
             false => threads,
         };
-        // At a barrier of the whole block, what each knew does not matter.
-        if let Some(checker) = run.checker.as_mut().filter(|_| expected.is_some()) {
+        // Those that wait arrive for the checks when it opens.
+        if let Some(checker) = run.checker.as_mut().filter(|_| is_arrive) {
             let first = self.number * LANES as u32;
             checker.arrive((number, phase), bits(active).map(|lane| first + lane as u32), run.steps);
         }

@@ -51,6 +51,22 @@ fn a_barrier_between_two_warps_is_missing() {
     );
 }
 
+/// One warp states how many threads there are, and another one states nothing. A thread has ended before.
+#[test]
+fn a_barrier_orders_those_that_state_no_number_of_threads() {
+    for [one, other] in [["bar.sync 0;", "bar.sync 0, 64;"], ["bar.sync 0, 64;", "bar.sync 0;"]] {
+        let lines = format!(
+            "setp.eq.u32 %p1, %r0, 63; @%p1 ret; st.shared.u32 [%rd3], %r0; setp.lt.u32 %p0, %r0, 32; @%p0 bra FIRST;\n\
+             {other} bra READ; FIRST: {one}\n\
+             READ: xor.b32 %r1, %r0, 32; and.b32 %r1, %r1, 62; mul.wide.u32 %rd4, %r1, 4; mov.u64 %rd5, tile; add.u64 %rd5, %rd5, %rd4;\n\
+             ld.shared.u32 %r2, [%rd5];"
+        );
+        for seed in 0..8 {
+            assert_eq!(found_under(seed, &lines, 64), [], "seed {seed}\n{lines}");
+        }
+    }
+}
+
 #[test]
 fn lanes_of_a_warp_are_ordered_by_its_barrier_alone() {
     let lines = |between: &str| {
