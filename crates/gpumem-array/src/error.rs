@@ -91,9 +91,9 @@ pub enum ArrayError {
         Shown::name(.name)
     )]
     NoSuchKernel { name: String },
-    /// The CUDA compiler refuses a text or an option.
+    /// The CUDA compiler refuses a text or an option, or the driver a text.
     #[error(
-        "{}: the CUDA text does not compile; correct the text or the options:\n{}",
+        "{}: the text does not compile; correct the text or the options:\n{}",
         Shown::name(.source_name), Shown::log(.log)
     )]
     Compile { source_name: String, log: String },

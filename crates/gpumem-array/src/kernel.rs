@@ -14,9 +14,10 @@ pub(crate) mod table;
 mod text;
 
 use crate::error::ArrayError;
+use core::ffi::c_void;
 use gpumem_pool::sys::fork;
 use gpumem_pool::sys::text::{Shown, debug_fields};
-use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
+use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUjit_option, CUmod_st, CUresult};
 use gpumem_pool::{Device, DeviceError, not_forked};
 use signature::Signatures;
 pub(crate) use signature::{Parameter, Signature};
@@ -35,6 +36,14 @@ struct Loaded {
     raw: DriverHandle<CUmod_st>,
     /// Empty for the checked-in modules of this crate.
     signatures: Signatures,
+    /// What the driver said of a user's text: its name, and the log of errors.
+    said: Option<Box<Said>>,
+}
+
+/// The name of a text, and the driver's log about it.
+struct Said {
+    source_name: String,
+    log: String,
 }
 
 /// A kernel of a [`Module`]. It keeps the module loaded.
@@ -69,7 +78,7 @@ impl Module {
             Language::Ptx => (image(source.text())?, Signatures::parse(source.text())),
             Language::Cuda => compiled(device, source)?,
         };
-        Ok(Self(Arc::new(Loaded::load(device, &image, signatures)?)))
+        Ok(Self(Arc::new(Loaded::load_logged(device, &image, signatures, source.name())?)))
     }
 
     /// Returns the kernel with this name.
@@ -77,10 +86,10 @@ impl Module {
     /// # Errors
     ///
     /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, [`ArrayError::ZeroByte`] if the name contains a zero byte,
-    /// [`ArrayError::Pool`] if a driver call fails.
+    /// [`ArrayError::Compile`] if the simulator cannot run the kernel, [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
-        let Loaded { device, raw: module, signatures } = &*self.0;
+        let Loaded { device, raw: module, signatures, said } = &*self.0;
         let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
@@ -93,7 +102,10 @@ impl Module {
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND => {
                 Err(ArrayError::NoSuchKernel { name: name.into() })
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(match said {
+                Some(said) if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => said.error(),
+                _ => error.into(),
+            }),
         }
     }
 }
@@ -152,9 +164,71 @@ impl Loaded {
         // SAFETY: the image is machine code of the CUDA compiler, or text that ends with a zero byte, and outlives the call; the
         // context is current.
         unsafe { device.driver().cuModuleLoadData(&mut raw, image.as_ptr().cast())? };
-        Ok(Self { device: device.clone(), raw: DriverHandle(raw), signatures })
+        Ok(Self { device: device.clone(), raw: DriverHandle(raw), signatures, said: None })
+    }
+
+    /// Loads an image of a user. What the driver's log says is the error, because its code names no line.
+    fn load_logged(
+        device: &Device,
+        image: &[u8],
+        signatures: Signatures,
+        source_name: &str,
+    ) -> Result<Self, ArrayError> {
+        not_forked()?;
+        let (_bound, _relaxed) = (device.bind()?, device.relax()?);
+        let (mut raw, mut errors, mut notes) =
+            (core::ptr::null_mut(), vec![0_u8; LOG_BYTES], vec![0_u8; LOG_BYTES]);
+        let mut options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            CUjit_option::CU_JIT_INFO_LOG_BUFFER,
+            CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let size = core::ptr::without_provenance_mut::<c_void>(LOG_BYTES);
+        let mut values = [errors.as_mut_ptr().cast(), size, notes.as_mut_ptr().cast(), size];
+        // SAFETY: as in `load`; the options have the types that the driver documents, the buffers are as large as they say, and all outlive the
+        // call.
+        let loaded = unsafe {
+            device.driver().cuModuleLoadDataEx(
+                &mut raw,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        // Of a module that is loaded, the simulator notes the kernels that it cannot run.
+        let log = if loaded.is_ok() { &notes } else { &errors };
+        let text = log.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+        let said = (!text.trim().is_empty())
+            .then(|| Box::new(Said { source_name: source_name.into(), log: text.trim().into() }));
+        match (loaded, said) {
+            (Ok(()), said) => Ok(Self { device: device.clone(), raw: DriverHandle(raw), signatures, said }),
+            (Err(error), Some(said)) if is_about_image(error.code()) => Err(said.error()),
+            (Err(error), _) => Err(error.into()),
+        }
     }
 }
+
+/// True for the codes of a text or of machine code that the driver does not take.
+fn is_about_image(code: CUresult) -> bool {
+    [
+        CUresult::CUDA_ERROR_INVALID_PTX,
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        CUresult::CUDA_ERROR_INVALID_IMAGE,
+    ]
+    .contains(&code)
+}
+
+impl Said {
+    fn error(&self) -> ArrayError {
+        ArrayError::Compile { source_name: self.source_name.clone(), log: self.log.clone() }
+    }
+}
+
+/// The bytes of a log that the driver writes. It cuts longer ones.
+const LOG_BYTES: usize = 1 << 14;
 
 /// `None` for parameters that no launch can have.
 fn sizes_bytes(parameters: &[Parameter]) -> Option<Arc<[u16]>> {

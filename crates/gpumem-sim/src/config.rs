@@ -181,7 +181,7 @@ impl SimConfig {
     }
 
     /// Sets the steps of warps after which a kernel that runs from its text counts as endless and is stopped, with
-    /// `CUDA_ERROR_LAUNCH_TIMEOUT` (default 2³², some minutes of one core). A step is one instruction of one warp.
+    /// `CUDA_ERROR_LAUNCH_TIMEOUT` (default 2³²: some minutes of one core, hours for threads that wait under [`SimConfig::kernel_races`]). A step is one instruction of one warp.
     ///
     /// ```
     /// # use gpumem_sim::SimConfig;

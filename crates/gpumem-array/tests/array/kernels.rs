@@ -304,6 +304,22 @@ fn cuda_text_needs_a_compiler() {
     assert_eq!(y.to_vec().unwrap(), [2]);
 }
 
+/// The driver's code alone would not say where.
+#[test]
+fn refused_texts_name_the_line() {
+    let gpu = gpu();
+    let text = |body: &str| {
+        format!(".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {{\n{body}\nret; }}\n")
+    };
+    let broken = text("add.u32 %r1, %r2, ;");
+    let error = gpu.compile(&KernelSource::ptx("BROKEN", &broken)).unwrap_err();
+    let ArrayError::Compile { source_name, log } = &error else { panic!("{error}") };
+    assert!(source_name == "BROKEN" && log.contains("line 5"), "{error}");
+    let unsupported = text(".reg .b64 %rd; wgmma.fence.sync.aligned;").replace("sm_80", "sm_90a");
+    let error = gpu.compile(&KernelSource::ptx("HOPPER", &unsupported)).unwrap().function("k").unwrap_err();
+    assert!(matches!(&error, ArrayError::Compile { log, .. } if log.contains("wgmma")), "{error}");
+}
+
 #[test]
 fn a_text_with_a_zero_byte_is_refused() {
     let refused = gpu().compile(&KernelSource::ptx("zero", "a\0b"));

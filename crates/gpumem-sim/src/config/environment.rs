@@ -24,7 +24,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_SIM_KERNEL_STEPS",
-        meaning: "a number: the steps of warps after which the simulator stops a kernel as endless (default 4294967296, some minutes)",
+        meaning: "a number: the steps of warps after which the simulator stops a kernel as endless (default 4294967296: minutes, and hours of waiting under kernel-races)",
     },
     Variable {
         name: "GPUMEM_SIM_FINDINGS",

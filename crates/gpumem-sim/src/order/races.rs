@@ -27,7 +27,7 @@ pub(crate) struct Races {
     pub(crate) is_unwritten_wanted: bool,
 }
 
-/// The findings, up to a maximum number.
+/// The findings, up to a maximum number of each kind: refused calls of a program must not hide its faults.
 #[derive(Default)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
@@ -54,7 +54,9 @@ impl Findings {
 
     /// True for a finding that would be kept, not counted.
     pub(crate) fn is_kept(&self, finding: &Finding) -> bool {
-        self.list.len() < FINDINGS_MAX && !self.list.iter().any(|known| is_same_pair(known, finding))
+        let kind = core::mem::discriminant(finding);
+        let of_kind = self.list.iter().filter(|known| core::mem::discriminant(*known) == kind);
+        of_kind.clone().count() < FINDINGS_MAX && !of_kind.clone().any(|known| is_same_pair(known, finding))
     }
 }
 
@@ -103,5 +105,26 @@ impl Trace {
     }
 }
 
-/// The maximum number of findings that are kept; the others are counted.
+/// The maximum number of findings of a kind that are kept; the others are counted.
 const FINDINGS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::finding::{FaultKind, Misuse};
+    use gpumem_sys::types::CUresult;
+
+    #[test]
+    fn findings_of_one_kind_hide_none_of_another() {
+        let mut findings = Findings::default();
+        let code = CUresult::CUDA_ERROR_INVALID_VALUE;
+        for address in 1..=FINDINGS_MAX as u64 + 6 {
+            let (misuse, call) = (Misuse::ForeignFree, "cuMemFree_v2");
+            findings.add(Finding::Refused { misuse, call, code, address, allocation: None });
+        }
+        let (kind, text) = (FaultKind::OutOfBounds, "past the end".into());
+        findings.add(Finding::Fault { kind, code, text, allocation: None, place: None });
+        assert_eq!((findings.list().len(), findings.more_count), (FINDINGS_MAX + 1, 6));
+        assert!(matches!(findings.list().last(), Some(Finding::Fault { .. })));
+    }
+}
