@@ -477,6 +477,7 @@ const SPANS_MAX: usize = 8;
 const HISTORIES_MIN: usize = 4096;
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "an access to one range")]
 mod tests {
     use super::*;
     use crate::base::random::Random;
