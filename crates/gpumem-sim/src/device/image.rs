@@ -158,8 +158,10 @@ mod tests {
         for cut in ["x(.param .u64 y)", "x(.param .u64 y", "x() { ret;", "x", ""] {
             assert_eq!(code(&format!(".version 8.0\n.target sm_70\n.entry {cut}")), INVALID_PTX, "{cut}");
         }
-        let declared = parse(".version 8.0\n.target sm_70\n.entry x(.param .u64 y);").unwrap();
-        assert!(declared.entries().is_empty());
+        let declared =
+            |linking: &str| format!(".version 8.0\n.target sm_70\n{linking}.entry x(.param .u64 y);");
+        assert_eq!(code(&declared("")), INVALID_PTX);
+        assert!(parse(&declared(".extern ")).unwrap().entries().is_empty());
         assert_eq!(code(".version 9.9\n.target sm_70"), UNSUPPORTED_PTX_VERSION);
         assert_eq!(code(".version 8.8\n.target sm_120a"), NO_BINARY_FOR_GPU);
         assert_eq!(text(b"\x7fELF").unwrap_err().code, NO_BINARY_FOR_GPU);
