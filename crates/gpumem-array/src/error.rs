@@ -91,7 +91,7 @@ pub enum ArrayError {
         Shown::name(.name)
     )]
     NoSuchKernel { name: String },
-    /// The CUDA compiler refuses a text or an option, or the driver a text.
+    /// The CUDA compiler refuses a text or an option, or the driver refuses a text.
     #[error(
         "{}: the text does not compile; correct the text or the options:\n{}",
         Shown::name(.source_name), Shown::log(.log)

@@ -546,9 +546,9 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// - [`ArrayError::Compile`] if the compiler refuses the text or an option, or the driver the text, with the lines.
+    /// - [`ArrayError::Compile`] if the compiler refuses the text or an option, or the driver refuses the text; the log has the line.
     /// - [`ArrayError::NoCompiler`] for CUDA text without the feature or the library.
-    /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text without a reason.
+    /// - [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text and logs no reason.
     pub fn compile(&self, source: &KernelSource<'_>) -> Result<Module, ArrayError> {
         Module::compile(self.device(), source)
     }

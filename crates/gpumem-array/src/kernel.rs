@@ -36,11 +36,11 @@ struct Loaded {
     raw: DriverHandle<CUmod_st>,
     /// Empty for the checked-in modules of this crate.
     signatures: Signatures,
-    /// What the driver said of a user's text: its name, and the log of errors.
+    /// The driver's log about a user's text, if it wrote one.
     said: Option<Box<Said>>,
 }
 
-/// The name of a text, and the driver's log about it.
+/// A driver's log, and the name of the text that it is about.
 struct Said {
     source_name: String,
     log: String,
@@ -167,7 +167,7 @@ impl Loaded {
         Ok(Self { device: device.clone(), raw: DriverHandle(raw), signatures, said: None })
     }
 
-    /// Loads an image of a user. What the driver's log says is the error, because its code names no line.
+    /// Loads a user's image. If the driver refuses it, the error is the driver's log, which has the line; the code has none.
     fn load_logged(
         device: &Device,
         image: &[u8],
@@ -197,7 +197,7 @@ impl Loaded {
                 values.as_mut_ptr(),
             )
         };
-        // Of a module that is loaded, the simulator notes the kernels that it cannot run.
+        // When the simulator loads a module, its log lists the kernels that it cannot run.
         let log = if loaded.is_ok() { &notes } else { &errors };
         let text = log.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
         let said = (!text.trim().is_empty())

@@ -263,7 +263,7 @@ impl<'r> Checker<'r> {
                 && (device.is_written(bytes.start, bytes.end - bytes.start)
                     || bytes.into_iter().any(|byte| device.is_written(byte, 1)))
         };
-        // Of a vector, the first elements that nobody wrote.
+        // The first run of elements that nobody has written; an access without a vector has one element.
         let mut unwritten: Option<Range<u64>> = None;
         for bytes in noted.units(address).filter(|_| is_read) {
             let is_unwritten =

@@ -1,4 +1,5 @@
-//! What the threads of a block know of each other and of others: which accesses come before their next ones.
+//! The state of a running block for the race check: for each of its threads, which accesses of other threads are ordered before its next
+//! one.
 
 use crate::check::copies::Copies;
 use crate::check::noted::{Noted, Touch};
@@ -58,15 +59,15 @@ pub(super) struct Released {
     pub(super) blocks: BTreeMap<u64, ThreadTimes>,
 }
 
-/// What is known of the shared memory of a block, or of global memory.
+/// The recorded accesses to the shared memory of a block, or to global memory.
 #[derive(Default)]
 pub(super) struct Bytes {
     pub(super) shadow: Shadow,
-    /// What was published, by addresses.
+    /// The times that strong writes have published, by address.
     pub(super) released: HashMap<u64, Released>,
 }
 
-/// What an access conflicts with.
+/// The earlier accesses that an access conflicts with.
 #[derive(Default)]
 pub(super) struct Conflicts {
     /// An access that nothing orders with it, and whether that is a write.
@@ -133,7 +134,7 @@ impl BlockState {
         self.threads[all].fill(together);
     }
 
-    /// What these threads know and publish once they have met: for all of them the same.
+    /// The state of each of these threads once all of them have met at a barrier.
     fn joined(&mut self, threads: impl Iterator<Item = usize>) -> ThreadState {
         let mut together = ThreadState::default();
         for thread in threads {

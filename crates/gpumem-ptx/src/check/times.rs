@@ -1,5 +1,5 @@
-//! What a thread knows of the others: for each thread of the launch, the time up to which its accesses come before one's own. It is the
-//! vector clock of a race detector, of a length (the threads of the launch) that no array for each thread could have.
+//! [`ThreadTimes`]: the vector clock of a thread. For each thread of the launch, it has the time up to which that thread's accesses are
+//! ordered before the owner's next one. A launch has too many threads for an array in each of them.
 //!
 //! - Threads with the same time are one word. A tree of eight parts at each level has the times, and a part in which all are equal is not
 //!   divided. What a barrier orders, a block or a warp, is a few parts, as in BARRACUDA (Eizenberg et al., PLDI 2017), whose clocks are
@@ -21,7 +21,7 @@ pub(crate) struct ThreadTimes {
     root: Part,
 }
 
-/// The times of some threads: one time for all, or parts of which at least two differ.
+/// The times of a range of threads: either all are equal, or the range is divided into parts.
 #[derive(Clone, Debug)]
 enum Part {
     Same(u64),
@@ -147,7 +147,7 @@ impl Part {
         }
     }
 
-    /// The same with a later time for some of its `len` threads. `None` if they have it.
+    /// This part of `len` threads with the times of `threads` raised to at least `time`. `None` if that changes nothing.
     fn raised(&self, len: u64, threads: Range<u64>, time: u64) -> Option<Self> {
         if threads.is_empty() || self.earliest() >= time {
             return None;
