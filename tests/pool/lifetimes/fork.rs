@@ -321,7 +321,7 @@ const PLAIN_DROPS: &[(&str, &str)] = &[
         "held by the state of a pool, which a child keeps",
         "caching_pool::CachingPool direct::DirectBackend driver_pool::DriverPool ordered::Ordered none::PlainAllocator slots::Slots flight::Flight",
     ),
-    ("an atomic number alone", "block::SpillPin"),
+    ("an atomic number alone", "block::SpillPin spill::Restored"),
     ("its writer knows the process", "trace::Trace"),
     ("of files and of the compiler", "save::NewFile nvrtc::NvrtcProgram"),
 ];
