@@ -7,6 +7,7 @@ mod generate;
 mod gpu_test;
 mod interop;
 mod measure;
+#[path = "../../crates/gpumem-cli/src/table.rs"]
 mod table;
 mod tidy;
 mod workspace;

@@ -77,4 +77,6 @@ mod trace;
 pub use error::{Problem, TraceError, UnknownName};
 pub use replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, Waits, replay};
 pub use snapshot::snapshot;
-pub use trace::{Event, Header, MoveSums, Peaks, Peer, RealRun, TagSum, Trace};
+pub use trace::{
+    Event, Growth, Header, Holder, Holders, Holding, MoveSums, Origin, Peaks, Peer, RealRun, TagSum, Trace,
+};

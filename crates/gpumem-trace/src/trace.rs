@@ -3,12 +3,16 @@
 mod builder;
 mod event;
 mod header;
+mod holders;
+mod origin;
 mod real;
 mod tags;
 
 pub(crate) use builder::Builder;
 pub use event::{Event, Peaks};
 pub use header::{Header, Peer};
+pub use holders::{Growth, Holder, Holders, Holding};
+pub use origin::Origin;
 pub use real::{MoveSums, RealRun};
 pub use tags::TagSum;
 pub(crate) use tags::TagSums;
@@ -38,6 +42,7 @@ pub struct Trace {
     /// Notes on missing parts of a recording.
     pub(crate) notes: Vec<String>,
     pub(crate) real: RealRun,
+    origins: origin::Origins,
 }
 
 impl Trace {
@@ -100,6 +105,24 @@ impl Trace {
     #[must_use]
     pub fn tags(&self) -> &[TagSum] {
         &self.tags
+    }
+
+    /// Sets the tags, and where each tag of the reader is among them.
+    pub(crate) fn set_tags(&mut self, tags: Vec<TagSum>, places: &[u32]) {
+        self.tags = tags;
+        self.origins.renumber_tags(places);
+    }
+
+    /// The address and the tag of an event's block or request.
+    #[must_use]
+    pub fn origin(&self, event: usize) -> Origin {
+        self.origins.of(event)
+    }
+
+    /// The time of an event since the first one; `None` if the record has no times.
+    #[must_use]
+    pub fn time_ns(&self, event: usize) -> Option<u64> {
+        self.origins.times_ns.get(event).copied()
     }
 
     /// The sum of the streams' own peaks, including deferred frees: about the minimum to reserve if streams never wait for each

@@ -9,7 +9,7 @@ mod peers;
 mod replay;
 mod row;
 mod runs;
-#[path = "../../../xtask/src/table.rs"]
+#[path = "../../../crates/gpumem-cli/src/table.rs"]
 mod table;
 
 use anyhow::Result;

@@ -8,7 +8,7 @@ mod libtest;
 mod runner;
 #[path = "../gpu_test/suite.rs"]
 mod suite;
-#[path = "../table.rs"]
+#[path = "../../../crates/gpumem-cli/src/table.rs"]
 mod table;
 
 use anyhow::{Context, Result};

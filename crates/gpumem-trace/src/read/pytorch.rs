@@ -8,7 +8,7 @@
 use super::lines::EVENT_COUNT_MAX;
 use super::streams::Streams;
 use crate::error::Problem;
-use crate::trace::{Builder, Header, RealRun, Trace};
+use crate::trace::{Builder, Header, Origin, RealRun, Trace};
 use serde::Deserialize;
 use serde_pickle::DeOptions;
 use std::collections::HashMap;
@@ -34,8 +34,13 @@ pub(super) fn read(source: impl BufRead, name: &str) -> Result<Trace, Problem> {
         return Err(Problem::TooManyEvents(EVENT_COUNT_MAX));
     }
     let mut history = History::default();
+    let begin_us = entries.iter().filter_map(|entry| entry.time_us).min();
+    begin_us.into_iter().for_each(|_| history.builder.at(0));
     history.begin(entries, segments.iter().filter(|segment| segment.device == device as i64))?;
     for (index, entry) in entries.iter().enumerate() {
+        if let (Some(begin), Some(now)) = (begin_us, entry.time_us) {
+            history.builder.at(now.abs_diff(begin).saturating_mul(1000));
+        }
         history.entry(entry, entries.get(index + 1))?;
     }
     for block in history.pending.drain().map(|(_, block)| block) {
@@ -181,7 +186,7 @@ impl History {
             }
             "oom" => {
                 let stream = self.streams.index(entry.stream)?;
-                self.builder.refuse(size_bytes, stream);
+                self.builder.refuse(size_bytes, stream, Origin::default());
             }
             // Segments, snapshots and annotations are not requests of the program.
             _ => {}
@@ -191,7 +196,7 @@ impl History {
 
     fn alloc(&mut self, address: u64, size_bytes: u64, stream: u64) -> Result<(), Problem> {
         let stream = self.streams.index(stream)?;
-        let block = self.builder.alloc(size_bytes, stream);
+        let block = self.builder.alloc_of(size_bytes, stream, Origin { address, tag: None });
         self.live.insert(address, block);
         Ok(())
     }

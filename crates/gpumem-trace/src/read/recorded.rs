@@ -9,7 +9,7 @@
 
 use super::streams::Streams;
 use crate::error::Problem;
-use crate::trace::{Builder, Header, RealRun, TagSums, Trace};
+use crate::trace::{Builder, Header, Origin, RealRun, TagSums, Trace};
 use gpumem_pool::Bytes;
 use gpumem_pool::trace::{RecordedEvent, Recording, Tail, What};
 use std::collections::{HashMap, HashSet};
@@ -30,7 +30,7 @@ pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem
     let real = RealRun::of(&recording);
     let Recording { events, dropped_count, tail, part, overwritten_count, .. } = recording;
     let made_up_count = converter.made_up_count;
-    let (tags, nameless) = std::mem::take(&mut converter.tags).finish();
+    let (tags, places, nameless) = std::mem::take(&mut converter.tags).finish();
     let run_ns = events.last().map_or(0, |last| last.time_ns - events[0].time_ns);
     let header = Header::recorded(name, run_ns as f64 / 1e9, real.peak_reserved_bytes);
     let mut trace = converter.finish().finish(header);
@@ -46,7 +46,8 @@ pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem
         ),
         _ => "the beginning of the trace is gone; it starts with the blocks that were live".into(),
     });
-    (trace.tags, trace.real) = (tags, real);
+    trace.set_tags(tags, &places);
+    trace.real = real;
     let notes = tail.map(|tail: Tail| tail.to_string()).into_iter().chain(lost).chain(made_up);
     trace.notes = notes.chain(missing).chain(nameless).collect();
     Ok(trace)
@@ -88,6 +89,7 @@ impl Converter {
     /// Adds the blocks that were live before the first event: the recording has their frees only.
     fn begin(&mut self, recording: &Recording) -> Result<(), Problem> {
         let mut known: HashSet<(u32, u64)> = HashSet::new();
+        recording.events.first().into_iter().for_each(|first| self.builder.at(first.time_ns));
         for event in &recording.events {
             match event.what {
                 What::Alloc { pool, address, .. } => {
@@ -97,8 +99,8 @@ impl Converter {
                     if !known.remove(&(pool, address)) && size_bytes > 0 =>
                 {
                     let stream = self.streams.index(stream)?;
-                    let block = self.builder.alloc(size_bytes, stream);
                     let tag = self.tags.place(recording, pool, 0);
+                    let block = self.builder.alloc_of(size_bytes, stream, origin(address, tag));
                     self.tags.grow(tag, size_bytes);
                     let live = Live { block, users: Vec::new(), size_bytes, tag };
                     // An address that was freed twice without a block in between cannot be one.
@@ -125,20 +127,21 @@ impl Converter {
         let known_bytes = self.live.values().map(|live| live.size_bytes).fold(0, u64::saturating_add);
         let older_bytes = in_use_bytes.saturating_sub(known_bytes);
         if older_bytes > 0 {
-            self.builder.alloc_before(older_bytes, 0);
+            self.builder.alloc_before(older_bytes, 0, Origin::default());
         }
         older_bytes
     }
 
     fn event(&mut self, recording: &Recording, index: u64, event: &RecordedEvent) -> Result<(), Problem> {
+        self.builder.at(event.time_ns);
         match event.what {
             What::Alloc { pool, address, size_bytes, stream, tag } => {
                 if self.free(pool, address).is_some() {
                     self.made_up_count += 1;
                 }
                 let stream = self.streams.index(stream)?;
-                let block = self.builder.alloc(size_bytes, stream);
                 let tag = self.tags.place(recording, pool, tag);
+                let block = self.builder.alloc_of(size_bytes, stream, origin(address, tag));
                 self.tags.grow(tag, size_bytes);
                 self.live.insert((pool, address), Live { block, users: Vec::new(), size_bytes, tag });
             }
@@ -153,9 +156,10 @@ impl Converter {
                     }
                 }
             },
-            What::Refused { size_bytes, stream, .. } => {
+            What::Refused { pool, size_bytes, stream, tag, .. } => {
                 let stream = stream.map_or(Ok(0), |stream| self.streams.index(stream))?;
-                self.builder.refuse(size_bytes, stream);
+                let tag = self.tags.place(recording, pool, tag);
+                self.builder.refuse(size_bytes, stream, origin(0, tag));
             }
             What::Wait { stream, source } => {
                 let mut known = self.after.get(&source).cloned().unwrap_or_default();
@@ -233,6 +237,10 @@ impl Converter {
         }
         self.builder
     }
+}
+
+fn origin(address: u64, tag: usize) -> Origin {
+    Origin { address, tag: Some(tag as u32) }
 }
 
 fn join(into: &mut HashMap<u64, u64>, known: &HashMap<u64, u64>) {

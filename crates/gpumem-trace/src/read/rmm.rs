@@ -6,7 +6,7 @@
 use super::lines::{EVENT_COUNT_MAX, LINE_BYTES_MAX, Lines, shown};
 use super::streams::Streams;
 use crate::error::Problem;
-use crate::trace::{Builder, Header, Trace};
+use crate::trace::{Builder, Header, Origin, Trace};
 use std::collections::HashMap;
 use std::io::BufRead;
 
@@ -57,6 +57,7 @@ impl Log {
         if let Some(now) = seconds(time) {
             let (begin, _) = self.times.unwrap_or((now, now));
             self.times = Some((begin, now));
+            self.builder.at(((now - begin).max(0.0) * 1e9) as u64);
         }
         let number = |text: &str| number(text).ok_or_else(|| Problem::RmmLine(shown(line)));
         let (size_bytes, stream) = (number(size)?, self.streams.index(number(stream)?)?);
@@ -70,7 +71,7 @@ impl Log {
                 }
                 let live_bytes = self.live_bytes.checked_add(size_bytes).ok_or(Problem::TooManyBytes)?;
                 self.live_bytes = live_bytes;
-                let block = self.builder.alloc(size_bytes, stream);
+                let block = self.builder.alloc_of(size_bytes, stream, Origin { address, tag: None });
                 self.live.insert(address, (block, stream));
             }
             "free" => match self.live.remove(&number(pointer)?) {
@@ -81,7 +82,7 @@ impl Log {
                 }
                 None => self.unknown_count += 1,
             },
-            "allocate failure" => self.builder.refuse(size_bytes, stream),
+            "allocate failure" => self.builder.refuse(size_bytes, stream, Origin::default()),
             _ => return Err(Problem::RmmLine(shown(line))),
         }
         Ok(())

@@ -65,17 +65,26 @@ impl TagSums {
         sum.left_bytes = sum.left_bytes.saturating_sub(size_bytes);
     }
 
-    /// The sums, highest peak first, or an empty list if no tag was used; and a note on tags without a name.
-    pub(crate) fn finish(mut self) -> (Vec<TagSum>, Option<String>) {
-        if self.sums.iter().all(|sum| sum.tag.is_none()) {
-            self.sums.clear();
+    /// The sums, highest peak first, or an empty list if no tag was used; where each of the numbers of [`TagSums::place`] is in it; and a
+    /// note on tags without a name.
+    pub(crate) fn finish(self) -> (Vec<TagSum>, Vec<u32>, Option<String>) {
+        let Self { mut sums, nameless, .. } = self;
+        if sums.iter().all(|sum| sum.tag.is_none()) {
+            sums.clear();
         }
-        self.sums.sort_by(|a, b| (b.peak_bytes, &a.tag).cmp(&(a.peak_bytes, &b.tag)));
-        let first = self.nameless.first();
+        let mut order: Vec<u32> = (0..sums.len() as u32).collect();
+        order.sort_by(|a, b| {
+            let (a, b) = (&sums[*a as usize], &sums[*b as usize]);
+            (b.peak_bytes, &a.tag).cmp(&(a.peak_bytes, &b.tag))
+        });
+        let mut places = vec![0; order.len()];
+        (0..).zip(&order).for_each(|(place, number)| places[*number as usize] = place);
+        sums.sort_by(|a, b| (b.peak_bytes, &a.tag).cmp(&(a.peak_bytes, &b.tag)));
+        let first = nameless.first();
         let note = first.map(|(pool, tag)| {
-            let count = self.nameless.len();
+            let count = nameless.len();
             format!("{count} tags have no name in the file, the first of them tag {tag} of pool {pool}")
         });
-        (self.sums, note)
+        (sums, places, note)
     }
 }

@@ -1,4 +1,4 @@
-//! A small table at the end of a task's output: the first column is left-aligned, the others are right-aligned.
+//! A table of text: the first column is left-aligned, the others are right-aligned.
 
 /// Renders lines of equal width, the headings first.
 pub(crate) fn render<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {

@@ -1,0 +1,39 @@
+//! The command `gpumem`. docs/develop/rooms.md lists the rooms of this crate.
+
+mod output;
+mod report;
+mod table;
+
+use clap::{Parser, Subcommand};
+use output::Verdict;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "gpumem", version, about = "Where the memory of a GPU program goes, and whether it would fit", after_help = STATUS)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Show on one screen what a record or a saved report says: what was refused, who holds the memory, what grew, what to do
+    Report(report::Args),
+}
+
+fn main() -> ExitCode {
+    let verdict = match Cli::parse().task {
+        Task::Report(args) => report::run(&args),
+    };
+    match verdict {
+        Ok(Verdict::Yes) => ExitCode::SUCCESS,
+        Ok(Verdict::No) => ExitCode::from(1),
+        Err(error) => {
+            output::complain("error", &format!("{error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+const STATUS: &str = "\
+Exit status: 0 if the answer is good, 1 if it is not (does not fit, a peak above --max-peak), 2 for a file or an option that cannot be used.";

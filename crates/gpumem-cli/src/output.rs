@@ -1,0 +1,48 @@
+//! What the command prints: text with colours on a terminal only. A reader that has gone, as `head` does, is no error.
+
+use anstyle::{AnsiColor, Style};
+use anyhow::Result;
+use core::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+/// The answer of a subcommand, which is its exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Yes,
+    No,
+}
+
+impl Verdict {
+    pub(crate) fn of(is_good: bool) -> Self {
+        if is_good { Self::Yes } else { Self::No }
+    }
+}
+
+/// Writes to the standard output.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut stdout = anstream::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+/// Writes a line to the standard error: `warning: …` or `error: …`. Nobody can be told if that fails.
+pub(crate) fn complain(kind: &str, text: &str) {
+    let style = if kind == "error" { BAD } else { NOTE };
+    _ = writeln!(anstream::stderr().lock(), "{}: {text}", styled(style, kind));
+}
+
+/// Text in a style.
+pub(crate) fn styled(style: Style, text: impl Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// An answer that is good.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
+/// An answer that is not, and errors.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+/// What to notice.
+pub(crate) const NOTE: Style = AnsiColor::Yellow.on_default().bold();
+/// Headings.
+pub(crate) const HEADING: Style = Style::new().bold();
