@@ -6,6 +6,7 @@ mod header;
 mod holders;
 mod origin;
 mod real;
+mod stacks;
 mod tags;
 
 pub(crate) use builder::Builder;
@@ -14,6 +15,7 @@ pub use header::{Header, Peer};
 pub use holders::{Growth, Holder, Holders, Holding};
 pub use origin::Origin;
 pub use real::{MoveSums, RealRun};
+pub use stacks::{Frame, StackNode, Stacks};
 pub use tags::TagSum;
 pub(crate) use tags::TagSums;
 
@@ -43,6 +45,8 @@ pub struct Trace {
     pub(crate) notes: Vec<String>,
     pub(crate) real: RealRun,
     origins: origin::Origins,
+    pub(crate) stacks: Stacks,
+    reserved: Vec<(usize, u64)>,
 }
 
 impl Trace {
@@ -123,6 +127,19 @@ impl Trace {
     #[must_use]
     pub fn time_ns(&self, event: usize) -> Option<u64> {
         self.origins.times_ns.get(event).copied()
+    }
+
+    /// The stacks of the blocks; empty if the record has none.
+    #[must_use]
+    pub fn stacks(&self) -> &Stacks {
+        &self.stacks
+    }
+
+    /// The memory that the program's allocator reserved: the number of events before each change, and the bytes from there on. Empty if
+    /// the record does not state it.
+    #[must_use]
+    pub fn reserved(&self) -> &[(usize, u64)] {
+        &self.reserved
     }
 
     /// The sum of the streams' own peaks, including deferred frees: about the minimum to reserve if streams never wait for each
