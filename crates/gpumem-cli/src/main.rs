@@ -3,6 +3,7 @@
 mod output;
 mod report;
 mod table;
+mod view;
 
 use clap::{Parser, Subcommand};
 use output::Verdict;
@@ -19,11 +20,14 @@ struct Cli {
 enum Task {
     /// Show on one screen what a record or a saved report says: what was refused, who holds the memory, what grew, what to do
     Report(report::Args),
+    /// Write a page that shows where the memory goes: over time by tag, at a moment, by address
+    View(view::Args),
 }
 
 fn main() -> ExitCode {
     let verdict = match Cli::parse().task {
         Task::Report(args) => report::run(&args),
+        Task::View(args) => view::run(&args),
     };
     match verdict {
         Ok(Verdict::Yes) => ExitCode::SUCCESS,
