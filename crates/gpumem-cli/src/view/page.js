@@ -598,7 +598,7 @@ function showBlocks() {
     found = live.filter((block) => isWanted[holders[block]] || bytesText(sizes[block]).toLowerCase().includes(wanted)
       || String(sizes[block]) === wanted || (wanted.length > 2 && addressText(block).includes(wanted)));
   }
-  const largest = found.length > 5000 ? top(found, ROW_COUNT_MAX) : [...found].sort(bySize).slice(0, ROW_COUNT_MAX);
+  const largest = found.length > 5000 ? largestOf(found, ROW_COUNT_MAX) : [...found].sort(bySize).slice(0, ROW_COUNT_MAX);
   const rows = largest.map((block) => {
     const row = element("tr");
     row.dataset.block = block;
@@ -621,7 +621,7 @@ function showBlocks() {
 }
 const bySize = (a, b) => sizes[b] - sizes[a] || a - b;
 // The largest of many without sorting all.
-function top(list, count) {
+function largestOf(list, count) {
   let best = [];
   for (let start = 0; start < list.length; start += 4096) {
     best = best.concat(list.slice(start, start + 4096)).sort(bySize).slice(0, count);
