@@ -50,7 +50,9 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
         written.push(write(&path, "page", |output| page::write(&trace, &args.file, output))?);
     }
     if args.json {
-        let files = written.iter().map(|file| json!({"kind": file.kind, "file": file.path, "bytes": file.size_bytes}));
+        let files = written
+            .iter()
+            .map(|file| json!({"kind": file.kind, "file": file.path, "bytes": file.size_bytes}));
         let all = json!({"events": trace.events().len(), "written": files.collect::<Vec<_>>()});
         output::print(&format!("{all}\n"))?;
     } else {
@@ -91,3 +93,6 @@ fn page_beside(file: &Path) -> PathBuf {
     let page = file.with_file_name(format!("{stem}.html"));
     if page == file { file.with_file_name(format!("{stem}.view.html")) } else { page }
 }
+
+#[cfg(test)]
+mod tests;

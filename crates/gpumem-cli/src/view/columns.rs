@@ -25,12 +25,15 @@ impl Columns {
     /// Adds the differences between the numbers, which may be negative.
     pub(super) fn add_differences(&mut self, name: &'static str, numbers: impl IntoIterator<Item = u64>) {
         let mut last = 0;
-        self.add(name, numbers.into_iter().map(|number| {
-            let number = number.min(NUMBER_MAX / 2) as i64;
-            let difference = number - last;
-            last = number;
-            ((difference << 1) ^ (difference >> 63)) as u64
-        }));
+        self.add(
+            name,
+            numbers.into_iter().map(|number| {
+                let number = number.min(NUMBER_MAX / 2) as i64;
+                let difference = number - last;
+                last = number;
+                ((difference << 1) ^ (difference >> 63)) as u64
+            }),
+        );
     }
 
     fn push(&mut self, mut number: u64) {

@@ -21,20 +21,23 @@ pub(super) fn columns(trace: &Trace, map: &Map) -> Columns {
     // How many blocks ago the block of a free was allocated.
     let mut of_slots = vec![0_u64; trace.slot_count() as usize];
     let mut count = 0;
-    columns.add("ago", events.iter().filter_map(|event| match *event {
-        Event::Alloc { slot, .. } => {
-            of_slots[slot as usize] = count;
-            count += 1;
-            None
-        }
-        Event::Refused { .. } => {
-            count += 1;
-            None
-        }
-        Event::Free { slot } | Event::FreeUsed { slot } | Event::Complete { slot } => {
-            Some(count - 1 - of_slots[slot as usize])
-        }
-    }));
+    columns.add(
+        "ago",
+        events.iter().filter_map(|event| match *event {
+            Event::Alloc { slot, .. } => {
+                of_slots[slot as usize] = count;
+                count += 1;
+                None
+            }
+            Event::Refused { .. } => {
+                count += 1;
+                None
+            }
+            Event::Free { slot } | Event::FreeUsed { slot } | Event::Complete { slot } => {
+                Some(count - 1 - of_slots[slot as usize])
+            }
+        }),
+    );
     let (_, holders) = trace.holder_numbers();
     let blocks = || {
         events.iter().enumerate().filter_map(|(index, event)| match *event {
@@ -52,9 +55,15 @@ pub(super) fn columns(trace: &Trace, map: &Map) -> Columns {
         columns.add_differences("addresses", addresses);
     }
     if !trace.stacks().nodes().is_empty() {
-        columns.add("stacks", blocks().map(|(index, ..)| trace.origin(index).stack.map_or(0, |node| u64::from(node) + 1)));
+        columns.add(
+            "stacks",
+            blocks().map(|(index, ..)| trace.origin(index).stack.map_or(0, |node| u64::from(node) + 1)),
+        );
         let nodes = || trace.stacks().nodes().iter().zip(0_u64..);
-        columns.add("callers", nodes().map(|(node, number)| node.caller.map_or(0, |caller| number - u64::from(caller))));
+        columns.add(
+            "callers",
+            nodes().map(|(node, number)| node.caller.map_or(0, |caller| number - u64::from(caller))),
+        );
         columns.add("frames", nodes().map(|(node, _)| u64::from(node.frame)));
     }
     columns.add_differences("reservedSince", trace.reserved().iter().map(|(event, _)| *event as u64));
@@ -77,9 +86,11 @@ pub(super) fn meta(trace: &Trace, file: &Path, map: &Map, columns: &Columns) -> 
     });
     let frames = trace.stacks().frames().iter().map(|frame| json!([frame.file, frame.line, frame.function]));
     let at_peak = trace.holders(if trace.events().is_empty() { 0 } else { trace.peak_event() + 1 });
-    let at_peak = at_peak.list.iter().take(HOLDER_COUNT_MAX).map(|holding| {
-        json!([holding.holder.to_string(), holding.live_bytes, holding.block_count])
-    });
+    let at_peak = at_peak
+        .list
+        .iter()
+        .take(HOLDER_COUNT_MAX)
+        .map(|holding| json!([holding.holder.to_string(), holding.live_bytes, holding.block_count]));
     json!({
         "name": trace.name(),
         "what": trace.header().what,
@@ -119,7 +130,10 @@ impl Map {
         for (index, event) in trace.events().iter().enumerate() {
             let address = trace.origin(index).address;
             if let (Event::Alloc { size_bytes, .. }, 1..) = (event, address) {
-                let end = address.saturating_add((*size_bytes).max(1)).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
+                let end = address
+                    .saturating_add((*size_bytes).max(1))
+                    .div_ceil(PAGE_BYTES)
+                    .saturating_mul(PAGE_BYTES);
                 ranges.push((address / PAGE_BYTES * PAGE_BYTES, end));
             }
         }

@@ -128,12 +128,12 @@ function group() {
     else if (kind === FREE || kind === FREE_USED) live[key] -= sizes[block];
   }
   const order = Array.from(peaks.keys()).filter((key) => peaks[key] > 0).sort((a, b) => peaks[b] - peaks[a] || a - b);
-  const shown = order.length <= COLOR_COUNT + 1 ? order.slice(0, COLOR_COUNT) : order.slice(0, COLOR_COUNT);
+  const shown = order.slice(0, COLOR_COUNT);
   const name = (key) => by === "holder" ? meta.holders[key] : `stream ${key}`;
   groups = shown.map((key, color) => ({ name: name(key), color: `--c${color}`, peak: peaks[key] }));
   if (order.length > shown.length) {
     const rest = order.length - shown.length;
-    groups.push({ name: `${plural(rest, "other")}`, color: "--other", peak: NaN });
+    groups.push({ name: plural(rest, "other"), color: "--other", peak: NaN });
   }
   const numbers = new Uint8Array(keyCount).fill(groups.length - 1);
   shown.forEach((key, number) => { numbers[key] = number; });
@@ -222,10 +222,15 @@ let axis = "event";
 let domainEnd = 1, viewStart = 0, viewEnd = 1, moment = -1;
 
 const placeOf = (event) => axis === "time" ? times[event] : event;
-// The number of events before a place.
-function eventsBefore(place) {
+// The number of events before a place, which are at least `low`.
+function eventsBefore(place, low = 0) {
   if (axis === "event") return Math.max(0, Math.min(eventCount, Math.ceil(place)));
-  let low = 0, high = eventCount;
+  let high = eventCount;
+  // The columns of a picture are close to each other.
+  for (let reach = 16; low + reach < high; reach *= 4) {
+    if (times[low + reach] >= place) { high = low + reach; break; }
+    low += reach;
+  }
   while (low < high) {
     const middle = (low + high) >>> 1;
     if (times[middle] < place) low = middle + 1; else high = middle;
@@ -305,8 +310,8 @@ function setHeights() {
 }
 
 // The events of each column of pixels, and the one among them that the column shows: that with the most memory.
-function column(start, end) {
-  const first = eventsBefore(start), last = eventsBefore(end) - 1;
+const column = (start, end) => columnOf(eventsBefore(start), eventsBefore(end) - 1);
+function columnOf(first, last) {
   if (first > last) return first - 1;
   const best = highest(first, last);
   return first > 0 && totals[first - 1] > totals[best] ? first - 1 : best;
@@ -325,8 +330,11 @@ function paintAreas(context, left, top, width, height, from, to) {
   const surface = packedColor(colors["--surface"]);
   let shown = -2;
   const edges = new Int32Array(width1 + 1);
+  let first = eventsBefore(from);
   for (let x = 0; x < width; x++) {
-    const event = column(from + (to - from) * x / width, from + (to - from) * (x + 1) / width);
+    const next = eventsBefore(from + (to - from) * (x + 1) / width, first);
+    const event = columnOf(first, next - 1);
+    first = next;
     if (event !== shown) {
       shown = event;
       const state = stateAt(event);
@@ -385,7 +393,7 @@ function paint() {
     context.fillStyle = colors["--line"];
     context.fillRect(Math.round(x), top + height, ratio, 4 * ratio);
     context.fillStyle = colors["--muted"];
-    const text = axis === "time" ? timeText(place, viewEnd).replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "") : countText(place);
+    const text = place === 0 ? "0" : axis === "time" ? timeText(place, viewEnd).replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "") : countText(place);
     context.fillText(text, x, top + height + 7 * ratio);
   }
   paintReserved(context, toX, toY, left, width, ratio);
@@ -538,7 +546,7 @@ function showMoment() {
 }
 
 function swatch(color) {
-  const made = element("span", undefined, "swatch");
+  const made = element("span", undefined, color === "--page" ? "swatch faint" : "swatch");
   made.style.background = `var(${color})`;
   made.setAttribute("aria-hidden", "true");
   return made;

@@ -9,7 +9,8 @@ pub(super) fn write(trace: &Trace, output: &mut dyn Write) -> io::Result<()> {
     let series = Series::of(trace, TAG_COUNT_MAX);
     let process = json!({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": trace.name()}});
     write!(output, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{process}")?;
-    let thread = json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "refused requests"}});
+    let thread =
+        json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": "refused requests"}});
     write!(output, ",\n{thread}")?;
     counters(trace, &series, output)?;
     let mut events: Vec<Value> = Vec::new();
@@ -23,8 +24,10 @@ pub(super) fn write(trace: &Trace, output: &mut dyn Write) -> io::Result<()> {
     for (index, event) in trace.events().iter().enumerate() {
         if let Event::Refused { stream, size_bytes } = event {
             let holder = series.group(index).map(|group| &*series.names[group]);
-            events.push(json!({"name": "refused", "ph": "X", "pid": 1, "tid": 1, "ts": at(trace, index), "dur": 1,
-                "args": {"bytes": size_bytes, "stream": stream, "holder": holder}}));
+            events.push(
+                json!({"name": "refused", "ph": "X", "pid": 1, "tid": 1, "ts": at(trace, index), "dur": 1,
+                "args": {"bytes": size_bytes, "stream": stream, "holder": holder}}),
+            );
         }
     }
     events.iter().try_for_each(|event| write!(output, ",\n{event}"))?;
@@ -39,7 +42,11 @@ fn counters(trace: &Trace, series: &Series<'_>, output: &mut dyn Write) -> io::R
     let mut written = Ok(());
     let last = trace.events().len().saturating_sub(1);
     series.walk(|event, live, changed| {
-        window.note(live.len(), live.iter().fold(0, |sum, bytes| bytes.saturating_add(sum)), changed.is_some());
+        window.note(
+            live.len(),
+            live.iter().fold(0, |sum, bytes| bytes.saturating_add(sum)),
+            changed.is_some(),
+        );
         if let Some(group) = changed {
             window.note(group, live[group], true);
         }

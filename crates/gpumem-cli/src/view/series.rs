@@ -34,7 +34,8 @@ impl<'a> Series<'a> {
         let shown = order.len().min(count_max);
         let mut of_holders = vec![shown; names.len()];
         order[..shown].iter().enumerate().for_each(|(group, holder)| of_holders[*holder] = group);
-        let mut shown_names: Vec<String> = order[..shown].iter().map(|holder| all.names[*holder].clone()).collect();
+        let mut shown_names: Vec<String> =
+            order[..shown].iter().map(|holder| all.names[*holder].clone()).collect();
         let mut shown_peaks: Vec<u64> = order[..shown].iter().map(|holder| peaks[*holder]).collect();
         if order.len() > shown {
             let rest = order.len() - shown;

@@ -18,21 +18,40 @@ pub(super) fn picture(trace: &Trace) -> String {
     let mut svg = head(trace);
     for step in grid(top) {
         let y = y(step);
-        _ = write!(svg, "<path class=\"g\" d=\"M{LEFT} {y:.1}H{}\"/><text class=\"m\" text-anchor=\"end\" x=\"{}\" y=\"{:.1}\">{}</text>",
-            LEFT + WIDTH, LEFT - 8.0, y + 4.0, if step == 0 { "0".into() } else { rounded(step) });
+        _ = write!(
+            svg,
+            "<path class=\"g\" d=\"M{LEFT} {y:.1}H{}\"/><text class=\"m\" text-anchor=\"end\" x=\"{}\" y=\"{:.1}\">{}</text>",
+            LEFT + WIDTH,
+            LEFT - 8.0,
+            y + 4.0,
+            if step == 0 { "0".into() } else { rounded(step) }
+        );
     }
     for group in 0..series.names.len() {
         let is_other = group >= COLOR_COUNT;
         let class = if is_other { "o".into() } else { format!("c{group}") };
         _ = write!(svg, "<path class=\"{class}\" d=\"{}\"/>", area(&columns, group, y));
     }
-    for (index, _) in trace.events().iter().enumerate().filter(|(_, event)| matches!(event, Event::Refused { .. })).take(REFUSAL_COUNT_MAX) {
+    for (index, _) in trace
+        .events()
+        .iter()
+        .enumerate()
+        .filter(|(_, event)| matches!(event, Event::Refused { .. }))
+        .take(REFUSAL_COUNT_MAX)
+    {
         let x = LEFT + WIDTH * share(trace, index);
         _ = write!(svg, "<path class=\"b\" d=\"M{x:.1} {TOP}V{}\"/>", TOP + HEIGHT);
     }
     if let Some(limit) = limit {
         let y = y(limit);
-        _ = write!(svg, "<path class=\"b d\" d=\"M{LEFT} {y:.1}H{}\"/><text class=\"bt\" x=\"{}\" y=\"{:.1}\">limit {}</text>", LEFT + WIDTH, LEFT + 6.0, y - 5.0, Bytes(limit));
+        _ = write!(
+            svg,
+            "<path class=\"b d\" d=\"M{LEFT} {y:.1}H{}\"/><text class=\"bt\" x=\"{}\" y=\"{:.1}\">limit {}</text>",
+            LEFT + WIDTH,
+            LEFT + 6.0,
+            y - 5.0,
+            Bytes(limit)
+        );
     }
     axis(trace, &mut svg);
     legend(&series, &mut svg);
@@ -105,7 +124,11 @@ fn area(columns: &[Vec<u64>], group: usize, y: impl Fn(u64) -> f64) -> String {
         let (x, now) = (LEFT + step * index as f64, edge(column, group + 1));
         if now != last {
             let command = if index == 0 { "M" } else { "H" };
-            _ = if index == 0 { write!(path, "{command}{x:.1} {now:.1}") } else { write!(path, "{command}{x:.1}V{now:.1}") };
+            _ = if index == 0 {
+                write!(path, "{command}{x:.1} {now:.1}")
+            } else {
+                write!(path, "{command}{x:.1}V{now:.1}")
+            };
             last = now;
         }
     }
@@ -129,7 +152,11 @@ fn axis(trace: &Trace, svg: &mut String) {
         _ => format!("{} events", trace.events().len()),
     };
     let y = TOP + HEIGHT + 18.0;
-    _ = write!(svg, "<text class=\"m\" x=\"{LEFT}\" y=\"{y}\">0</text><text class=\"m\" text-anchor=\"end\" x=\"{}\" y=\"{y}\">{end}</text>", LEFT + WIDTH);
+    _ = write!(
+        svg,
+        "<text class=\"m\" x=\"{LEFT}\" y=\"{y}\">0</text><text class=\"m\" text-anchor=\"end\" x=\"{}\" y=\"{y}\">{end}</text>",
+        LEFT + WIDTH
+    );
 }
 
 fn legend(series: &Series<'_>, svg: &mut String) {
@@ -141,9 +168,15 @@ fn legend(series: &Series<'_>, svg: &mut String) {
         } else {
             name.clone()
         };
-        let peak = if series.peaks[group] > 0 { format!(" {}", Bytes(series.peaks[group])) } else { String::new() };
-        _ = write!(svg, "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\" rx=\"2\"/><text x=\"{}\" y=\"{y}\">{}<tspan class=\"m\">{peak}</tspan></text>",
-            y - 9.0, x + 16.0, escaped(&short));
+        let peak =
+            if series.peaks[group] > 0 { format!(" {}", Bytes(series.peaks[group])) } else { String::new() };
+        _ = write!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\" rx=\"2\"/><text x=\"{}\" y=\"{y}\">{}<tspan class=\"m\">{peak}</tspan></text>",
+            y - 9.0,
+            x + 16.0,
+            escaped(&short)
+        );
     }
 }
 
