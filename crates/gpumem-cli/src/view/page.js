@@ -663,12 +663,13 @@ function showBlock() {
   if (stacks && stacks[block] > 0) {
     const list = element("ol");
     let node = stacks[block] - 1;
-    for (let depth = 0; depth < 100; depth++) {
-      list.append(element("li", frameText(frames[node])));
+    const isAll = $("with-cpp").checked;
+    for (let depth = 0; depth < 400; depth++) {
+      if (isAll || isPython(frames[node])) list.append(element("li", frameText(frames[node])));
       if (callers[node] === 0) break;
       node -= callers[node];
     }
-    parts.push(list);
+    if (list.childElementCount > 0) parts.push(list);
   }
   box.replaceChildren(...parts);
 }
@@ -786,47 +787,67 @@ function blockAtPointer(event) {
 // ---- Stacks -----------------------------------------------------------------------------------------------------------
 
 const FLAME_ROW = 20, FLAME_DEPTH = 60;
+const isPython = (frame) => /\.py$|^<(ipython|stdin)/.test(meta.frames[frame][0]);
+let shownNodes = null, shownFrames, shownCallers; // the tree of the shown frames; nodes are counted from 1
+function shapeFlame() {
+  const isAll = $("with-cpp").checked, byPlace = new Map();
+  shownNodes = new Uint32Array(frames.length + 1);
+  shownFrames = [-1]; shownCallers = [0];
+  for (let node = 1; node <= frames.length; node++) {
+    const caller = callers[node - 1] === 0 ? 0 : shownNodes[node - callers[node - 1]], frame = frames[node - 1];
+    if (!isAll && !isPython(frame)) { shownNodes[node] = caller; continue; }
+    const place = `${caller} ${frame}`;
+    if (!byPlace.has(place)) {
+      byPlace.set(place, shownFrames.length);
+      shownFrames.push(frame); shownCallers.push(caller);
+    }
+    shownNodes[node] = byPlace.get(place);
+  }
+}
+
 function showFlame() {
   if (!stacks) return;
   $("stacks").hidden = false;
-  const own = new Float64Array(frames.length + 1);
-  for (const block of live) if (stacks[block] > 0) own[stacks[block]] += sizes[block];
+  if (!shownNodes) shapeFlame();
+  const own = new Float64Array(shownFrames.length);
+  for (const block of live) if (stacks[block] > 0) own[shownNodes[stacks[block]]] += sizes[block];
   const children = new Map();
   const all = own.slice();
-  let total = 0;
   // A caller has a smaller number than what it calls.
-  for (let node = frames.length; node >= 1; node--) {
+  for (let node = shownFrames.length - 1; node >= 1; node--) {
     if (all[node] === 0) continue;
-    const caller = callers[node - 1] === 0 ? 0 : node - callers[node - 1];
-    if (caller === 0) total += all[node]; else all[caller] += all[node];
+    const caller = shownCallers[node];
+    all[caller] += all[node];
     const list = children.get(caller);
     if (list) list.push(node); else children.set(caller, [node]);
   }
+  const total = all[0];
   const box = $("flame"), width = box.clientWidth || 800;
   const made = [];
   let deepest = 0;
   const place = (node, x, span, depth) => {
     if (depth > FLAME_DEPTH || span < 2.5) return;
     deepest = Math.max(deepest, depth);
-    const button = element("button", frameText(frames[node - 1]).replace(/ {2}.*[\/\\]/, "  "));
+    const whole = node > 0 ? frameText(shownFrames[node]) : "only frames of C++";
+    const button = element("button", whole.replace(/ {2}.*[\/\\]/, "  "));
     button.type = "button";
-    const share = `${bytesText(all[node])}, ${(100 * all[node] / total).toFixed(1)} %`;
-    button.title = `${frameText(frames[node - 1])}\n${share}`;
-    button.setAttribute("aria-label", `${frameText(frames[node - 1])}: ${share}`);
+    const bytes = node > 0 ? all[node] : own[0], share = `${bytesText(bytes)}, ${(100 * bytes / total).toFixed(1)} %`;
+    button.title = `${whole}\n${share}`;
+    button.setAttribute("aria-label", `${whole}: ${share}`);
     if (own[node] > 0) button.className = "own";
     button.style.left = `${x}px`; button.style.width = `${span}px`; button.style.top = `${depth * FLAME_ROW}px`;
-    button.addEventListener("click", () => { flameRoot = node; showFlame(); });
+    if (node > 0) button.addEventListener("click", () => { flameRoot = node; showFlame(); });
     made.push(button);
-    layOut(node, x, span, depth + 1);
+    if (node > 0) layOut(node, x, span, depth + 1);
   };
   const layOut = (node, x, span, depth) => {
     const list = (children.get(node) || []).sort((a, b) => all[b] - all[a]);
-    const whole = node === 0 ? total : all[node];
     for (const child of list) {
-      const own = span * all[child] / whole;
-      place(child, x, own, depth);
-      x += own;
+      const share = span * all[child] / all[node];
+      place(child, x, share, depth);
+      x += share;
     }
+    if (node === 0 && own[0] > 0) place(0, x, span * own[0] / total, depth);
   };
   if (flameRoot > 0 && all[flameRoot] > 0) place(flameRoot, 0, width, 0); else { flameRoot = -1; layOut(0, 0, width, 0); }
   $("flame-up").disabled = flameRoot < 0;
@@ -866,6 +887,8 @@ function showFindings() {
   fact("refused", countText(refusals.length));
   $("by-holder").textContent = meta.byTag ? "tag" : "size";
   $("axis").hidden = !times;
+  $("with-cpp").checked = !meta.frames.some((_, frame) => isPython(frame));
+  $("all-frames").hidden = $("with-cpp").checked || meta.frames.every((_, frame) => isPython(frame));
   $("to-refusal").hidden = refusals.length === 0;
   $("to-peak").disabled = eventCount === 0;
   table($("at-peak"), meta.atPeak.map(([name, bytes, count]) => [name, bytesText(bytes), countText(count)]));
@@ -998,6 +1021,7 @@ function listen() {
   $("to-peak").addEventListener("click", toPeak);
   $("to-refusal").addEventListener("click", toRefusal);
   $("theme").addEventListener("click", nextTheme);
+  $("with-cpp").addEventListener("change", () => { shownNodes = null; flameRoot = -1; showFlame(); showBlock(); });
   $("flame-up").addEventListener("click", () => { flameRoot = -1; showFlame(); });
   for (const input of document.querySelectorAll("input[name=by]")) input.addEventListener("change", () => { by = input.value; groupsOfHolders = null; sum(); showLegend(); draw(); showMoment(); });
   for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", () => { setAxis(input.value); draw(); });

@@ -186,10 +186,13 @@ def measure_memory_viz(page, path, seconds):
     page.wait("document.querySelector('svg g path, svg polygon') !== null", seconds)
     settle(page)
     result = {"page_mb": round(os.path.getsize(path) / 1e6, 2), "open_s": round(time.time() - begin, 2)}
-    target = "[...document.querySelectorAll('svg')].sort((a, b) => b.clientWidth * b.clientHeight - a.clientWidth * a.clientHeight)[0]"
+    target = "[...document.querySelectorAll('svg')].sort((a, b) => b.clientWidth * b.clientHeight - a.clientWidth * a.clientHeight)[0].querySelector('g g g')"
     wheel = "target.dispatchEvent(new WheelEvent('wheel', {clientX: middle, clientY: box.top + box.height / 2, deltaY: -400, bubbles: true, cancelable: true, view: window}));"
+    moved = f"({target}).getAttribute('transform')"
+    before = page.run(moved)
     result["elements"] = page.run("document.querySelectorAll('*').length")
     result["pan"] = summary(page.run(FRAMES % (target, "MouseEvent", wheel, "'mousedown'", "'mouseup'", "'mousemove'")))
+    check(page.run(moved) != before, "the plot moves")
     return result
 
 

@@ -67,13 +67,27 @@ fn tag<'a>(frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<String> {
     let of_program = frames.clone().find(|frame| is_python(frame) && !is_installed(&frame.file));
     let of_package = || frames.clone().find(|frame| is_python(frame) && !is_torch(&frame.file));
     let python = || frames.clone().find(|frame| is_python(frame));
-    let found = of_program.or_else(of_package).or_else(python).or_else(|| frames.clone().next())?;
+    let Some(found) = of_program.or_else(of_package).or_else(python) else { return tag_of_cpp(frames) };
     if found.line == 0 {
         return Some(found.function.clone());
     }
     let file = found.file.rsplit(['/', '\\']).next().unwrap_or_default();
     Some(format!("{file}:{} {}", found.line, found.function))
 }
+
+/// Threads of PyTorch, as that of backward passes, have no frames of Python: the operation, or else what is not part of the allocation.
+fn tag_of_cpp<'a>(frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<String> {
+    let named = |part: &str| frames.clone().find(|frame| frame.function.contains(part));
+    let operation = named("autograd::generated::").or_else(|| named("at::_ops::"));
+    let is_plumbing = |frame: &&Frame| PLUMBING.iter().any(|part| frame.function.contains(part));
+    let found = operation.or_else(|| frames.clone().find(|frame| !is_plumbing(frame)));
+    let function = &found.or_else(|| frames.clone().next())?.function;
+    // Without its arguments.
+    let name = function.split_once('(').map_or(&**function, |(name, _)| name);
+    Some(if name.is_empty() { function.clone() } else { name.into() })
+}
+
+const PLUMBING: [&str; 5] = ["unwind", "CapturedTraceback", "memory_snapshot", "gather", "CachingAllocator"];
 
 /// True for files, and for cells of notebooks, but not for frames of C++ and of the interpreter itself.
 fn is_python(frame: &Frame) -> bool {
@@ -137,5 +151,10 @@ mod tests {
             "12.py:1 <module>"
         );
         assert_eq!(tag(&[]), None);
+        let (unwind, apply) =
+            (":0 torch::unwind::unwind()", ":0 torch::autograd::generated::MmBackward0::apply(int&&)");
+        assert_eq!(tag(&[unwind, cpp, apply]).unwrap(), "torch::autograd::generated::MmBackward0::apply");
+        assert_eq!(tag(&[unwind, cpp]).unwrap(), "at::native::empty_cuda");
+        assert_eq!(tag(&[unwind]).unwrap(), "torch::unwind::unwind");
     }
 }
