@@ -1,6 +1,9 @@
 //! The command `gpumem`. docs/develop/rooms.md lists the rooms of this crate.
 
+mod describe;
+mod machine;
 mod output;
+mod replay;
 mod report;
 mod table;
 
@@ -19,11 +22,14 @@ struct Cli {
 enum Task {
     /// Show on one screen what a record or a saved report says: what was refused, who holds the memory, what grew, what to do
     Report(report::Args),
+    /// Run a record through a pool, with its settings and limit or with others: does it fit, and who holds the memory
+    Replay(replay::Args),
 }
 
 fn main() -> ExitCode {
     let verdict = match Cli::parse().task {
         Task::Report(args) => report::run(&args),
+        Task::Replay(args) => replay::run(&args),
     };
     match verdict {
         Ok(Verdict::Yes) => ExitCode::SUCCESS,

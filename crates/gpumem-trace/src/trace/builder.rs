@@ -138,6 +138,6 @@ impl Builder {
             of_blocks: self.blocks.iter().map(|block| block.origin).collect(),
         };
         let (stream_count, tags, notes) = (self.stream_count, Vec::new(), Vec::new());
-        Trace { header, events, slot_count, stream_count, peaks, tags, notes, origins, real: RealRun::default() }
+        Trace { header, events, slot_count, stream_count, peaks, tags, notes, origins, open_end: None, real: RealRun::default() }
     }
 }
