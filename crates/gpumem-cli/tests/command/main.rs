@@ -151,3 +151,70 @@ fn every_subcommand_has_help() {
         assert!(said.code == 0 && said.out.contains("Usage: gpumem "), "{task}: {said:?}");
     }
 }
+
+/// A program runs with its arguments and status, and its memory is summed up on the standard error.
+#[test]
+#[cfg(unix)]
+fn a_program_is_run_and_summed_up() {
+    let said = gpumem(["run", "--", "sh", "-c", "echo out; exit 7"]);
+    assert!(said.code == 7 && said.out == "out\n", "{said:?}");
+    assert!(said.error.contains("ended with status 7") && said.error.contains("built no pool"), "{said:?}");
+    assert_eq!(gpumem(["run", "--", "sh", "-c", "kill -9 $$"]).code, 128 + 9);
+    let said = gpumem(["run", "--limit", "1GiB", "--profile", "tight", "--no-record", "--", "sh", "-c", "echo $GPUMEM_HARD_LIMIT $GPUMEM_PROFILE"]);
+    assert!(said.out == "1GiB tight\n" && said.error.is_empty(), "{said:?}");
+    let said = gpumem(["run", "--", "no-such-program"]);
+    assert!(said.code == 2 && said.error.contains("cannot start"), "{said:?}");
+    // The test itself is a program with a pool.
+    let scratch = Scratch::new("run");
+    let kept = scratch.path("kept-%p.trace");
+    let own = std::env::current_exe().unwrap();
+    let own = own.to_str().unwrap();
+    let child = ["--ignored", "--exact", "as_a_program"];
+    let said = gpumem(["run", "--record", &kept, "--", own].iter().chain(&child));
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.error.contains("requests  41,") || said.error.contains("requests  41 "), "{said:?}");
+    assert!(said.error.contains("held at the peak") && said.error.contains("next: gpumem report "), "{said:?}");
+    let said = gpumem(["run", "--limit", "8MiB", "--", own].iter().chain(&child));
+    assert!(said.code != 0 && said.error.contains("refused"), "{said:?}");
+}
+
+#[test]
+#[ignore = "run by `a_program_is_run_and_summed_up`, as a program of its own"]
+fn as_a_program() {
+    use gpumem_trace::pool::{Device, Pool, Stream};
+    let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+    let pool = Pool::from_env(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let _weights = pool.alloc(4 << 20, &stream).unwrap();
+    let kept: Vec<_> = (0..40).map(|_| pool.alloc(1 << 20, &stream).unwrap()).collect();
+    drop(kept);
+}
+
+/// The machine of the tests has no GPU, or has one: the rows say which, and set variables are checked.
+#[test]
+fn the_doctor_looks_at_the_machine() {
+    let said = gpumem(["doctor", "--quick", "--json"]);
+    let value: Value = serde_json::from_str(&said.out).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    let row = |section: &str, name: &str| rows.iter().find(|row| row["section"] == section && row["name"] == name);
+    let is_good = row("driver", "library").unwrap()["grade"] == "ok";
+    assert_eq!(said.code == 0, value["is_good"] == true, "{value}");
+    assert!(is_good || row("driver", "library").unwrap()["advice"].as_str().unwrap().contains("driver"), "{value}");
+    let with = |name: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));
+        let output = command.args(["doctor"]).env("GPUMEM_DRIVER", "sim").env(name, value).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, out) = with("GPUMEM_PROFILE", "tight");
+    assert!(code == 0 && out.contains("an allocation and its free") && out.contains("nothing is wrong"), "{out}");
+    let (code, out) = with("GPUMEM_PROFLE", "tight");
+    assert!(code == 1 && out.contains("unset it, or correct the name"), "{out}");
+    let (code, out) = with("GPUMEM_HARD_LIMIT", "many");
+    assert!(code == 1 && out.contains("correct the value"), "{out}");
+}
+
+#[test]
+fn completions_name_the_subcommands() {
+    let said = gpumem(["completions", "bash"]);
+    assert!(said.code == 0 && said.out.contains("find-limit") && said.out.contains("doctor"), "{said:?}");
+}
