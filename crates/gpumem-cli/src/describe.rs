@@ -13,6 +13,12 @@ pub(crate) fn named(holder: &Holder) -> String {
     }
 }
 
+/// `kv-cache` was growing …
+pub(crate) fn was_growing(trace: &Trace, growth: &Growth) -> String {
+    let verb = if matches!(growth.holder, Holder::Size(_) | Holder::OtherSizes) { "were" } else { "was" };
+    format!("{} {verb} growing {}", named(&growth.holder), grown(trace, growth))
+}
+
 /// The place of an event: its time, if the trace has times, and its number.
 pub(crate) fn moment(trace: &Trace, event: usize) -> String {
     let number = format!("event {} of {}", count(event as u64 + 1), count(trace.events().len() as u64));
@@ -52,8 +58,12 @@ pub(crate) fn grown(trace: &Trace, growth: &Growth) -> String {
         1 => "in 1 block".into(),
         number => format!("in {} blocks", count(number)),
     };
-    let mut text = format!("by {} {blocks} since {}", Bytes(growth.gained_bytes), moment_short(trace, growth.since_event));
-    if let Some(took_ns) = growth.took_ns.filter(|took_ns| *took_ns > 0) {
+    let mut text = format!(
+        "by {} {blocks} since {}",
+        Bytes(growth.gained_bytes),
+        moment_short(trace, growth.since_event)
+    );
+    if let Some(took_ns) = growth.took_ns.filter(|took_ns| *took_ns >= RATE_NS_MIN) {
         let rate = growth.gained_bytes as f64 / (took_ns as f64 / 1e9);
         let _ = write!(text, ", {} a second", Bytes(rate as u64));
     }
@@ -75,15 +85,20 @@ pub(crate) fn holders_table(holders: &Holders, grown: &[Growth], rows: usize) ->
         let growth = grown.iter().find(|growth| growth.holder == *holder);
         growth.map_or(String::new(), |growth| format!("+{}", Bytes(growth.gained_bytes)))
     };
-    let mut cells: Vec<[String; 5]> = holders.list.iter().take(rows).map(|holding| {
-        [
-            format!("  {}", holding.holder),
-            Bytes(holding.live_bytes).to_string(),
-            count(holding.block_count),
-            share(holding.live_bytes),
-            gained(&holding.holder),
-        ]
-    }).collect();
+    let mut cells: Vec<[String; 5]> = holders
+        .list
+        .iter()
+        .take(rows)
+        .map(|holding| {
+            [
+                format!("  {}", holding.holder),
+                Bytes(holding.live_bytes).to_string(),
+                count(holding.block_count),
+                share(holding.live_bytes),
+                gained(&holding.holder),
+            ]
+        })
+        .collect();
     if let Some(rest) = holders.list.get(rows..).filter(|rest| !rest.is_empty()) {
         let bytes = rest.iter().fold(0, |sum: u64, holding| sum.saturating_add(holding.live_bytes));
         let blocks = rest.iter().map(|holding| holding.block_count).sum();
@@ -92,7 +107,13 @@ pub(crate) fn holders_table(holders: &Holders, grown: &[Growth], rows: usize) ->
     }
     if holders.pending_bytes > 0 {
         let pending = "  (freed, in use by another stream)".to_string();
-        cells.push([pending, Bytes(holders.pending_bytes).to_string(), String::new(), String::new(), String::new()]);
+        cells.push([
+            pending,
+            Bytes(holders.pending_bytes).to_string(),
+            String::new(),
+            String::new(),
+            String::new(),
+        ]);
     }
     let grows = if grown.is_empty() { "" } else { "growing" };
     table::render(["  holder", "live", "blocks", "share", grows], &cells)
@@ -121,3 +142,6 @@ pub(crate) fn request(trace: &Trace, event: usize) -> String {
         None => Bytes(size_bytes).to_string(),
     }
 }
+
+/// A rate over a shorter time says little.
+const RATE_NS_MIN: u64 = 100_000_000;

@@ -63,7 +63,11 @@ fn driver(rows: &mut Rows) -> Option<Driver> {
     match gpumem_sim::from_env() {
         Ok(driver) => {
             let version = cuda_version(&driver);
-            let name = if driver.kind() == DriverKind::Cuda { "NVIDIA's driver" } else { "the simulator (GPUMEM_DRIVER)" };
+            let name = if driver.kind() == DriverKind::Cuda {
+                "NVIDIA's driver"
+            } else {
+                "the simulator (GPUMEM_DRIVER)"
+            };
             let found = format!("{name}, for CUDA {}.{}", version / 1000, version % 1000 / 10);
             rows.good("driver", "library", found);
             Some(driver)
@@ -142,7 +146,13 @@ fn devices(rows: &mut Rows, driver: &Driver, is_quick: bool) {
     let count = match Device::count(driver) {
         Ok(count) => count,
         Err(error) => {
-            return rows.add("devices", "devices", error.to_string(), Grade::Bad, Some("see nvidia-smi".into()));
+            return rows.add(
+                "devices",
+                "devices",
+                error.to_string(),
+                Grade::Bad,
+                Some("see nvidia-smi".into()),
+            );
         }
     };
     let mut devices = Vec::new();
@@ -151,7 +161,13 @@ fn devices(rows: &mut Rows, driver: &Driver, is_quick: bool) {
             Ok(device) => devices.push(device),
             Err(error) => {
                 let advice = "see nvidia-smi, and CUDA_VISIBLE_DEVICES";
-                rows.add("devices", &format!("device {ordinal}"), error.to_string(), Grade::Bad, Some(advice.into()));
+                rows.add(
+                    "devices",
+                    &format!("device {ordinal}"),
+                    error.to_string(),
+                    Grade::Bad,
+                    Some(advice.into()),
+                );
             }
         }
     }
@@ -163,7 +179,8 @@ fn devices(rows: &mut Rows, driver: &Driver, is_quick: bool) {
             .map(|other| other.ordinal().to_string())
             .collect();
         if devices.len() > 1 {
-            let found = if linked.is_empty() { "none: copies go through the host".into() } else { linked.join(", ") };
+            let found =
+                if linked.is_empty() { "none: copies go through the host".into() } else { linked.join(", ") };
             rows.good(section_of(device), "links to devices", found);
         }
         if !is_quick {
@@ -190,9 +207,17 @@ fn capabilities(rows: &mut Rows, device: &Device) {
             let is_full = free < total / 10;
             let advice = "other programs hold most of it: nvidia-smi lists them";
             let grade = if is_full { Grade::Note } else { Grade::Good };
-            rows.add(section, "memory", format!("{} free of {}", Bytes(free), Bytes(total)), grade, is_full.then(|| advice.into()));
+            rows.add(
+                section,
+                "memory",
+                format!("{} free of {}", Bytes(free), Bytes(total)),
+                grade,
+                is_full.then(|| advice.into()),
+            );
         }
-        Err(error) => rows.add(section, "memory", error.to_string(), Grade::Bad, Some("see nvidia-smi".into())),
+        Err(error) => {
+            rows.add(section, "memory", error.to_string(), Grade::Bad, Some("see nvidia-smi".into()))
+        }
     }
     type Attribute = CUdevice_attribute;
     let lacking = [
@@ -206,9 +231,13 @@ fn capabilities(rows: &mut Rows, device: &Device) {
             Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
             "the backend `native` is refused; `caching` works",
         ),
-        ("managed memory", Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, "pools of unified memory are refused"),
         (
-            "managed memory used by host and device at once",
+            "managed memory",
+            Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+            "pools of unified memory are refused",
+        ),
+        (
+            "concurrent managed memory",
             Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
             "the host reads unified memory only while the device is idle",
         ),
@@ -265,7 +294,8 @@ fn copies(rows: &mut Rows, device: &Device) -> Result<(), PoolError> {
     }
     let stream = Stream::new(device)?;
     let mut on_device = Pool::new(device)?.alloc(COPY_BYTES, &stream)?;
-    let mut pinned = Pool::builder(device).kind(MemoryKind::Host).build()?.alloc_zeroed(COPY_BYTES, &stream)?;
+    let mut pinned =
+        Pool::builder(device).kind(MemoryKind::Host).build()?.alloc_zeroed(COPY_BYTES, &stream)?;
     let mut best = [0.0_f64; 2];
     for _ in 0..4 {
         stream.synchronize()?;
@@ -280,7 +310,8 @@ fn copies(rows: &mut Rows, device: &Device) -> Result<(), PoolError> {
     }
     let is_slow = best.iter().any(|rate| *rate < COPY_GB_S_MIN);
     let found = format!("{:.1} GB/s to the device, {:.1} GB/s back (usual: {USUAL_COPY})", best[0], best[1]);
-    let advice = "compare the link's width and generation in `nvidia-smi -q` (PCI, Link Info) with what the slot has";
+    let advice =
+        "compare the link's width and generation in `nvidia-smi -q` (PCI, Link Info) with what the slot has";
     let grade = if is_slow { Grade::Note } else { Grade::Good };
     rows.add(section, "copies of pinned memory", found, grade, is_slow.then(|| advice.into()));
     Ok(())
@@ -296,11 +327,15 @@ fn python(rows: &mut Rows, program: &str) {
     };
     let version = |name: &str| versions[name].as_str().map(|text| Shown::name(text).to_string());
     let Some(own) = version("gpumem") else {
-        let advice = "install the wheel, if Python programs are to use gpumem: python3 -m pip install gpumem-….whl";
+        let advice =
+            "install the wheel, if Python programs are to use gpumem: python3 -m pip install gpumem-….whl";
         return rows.add(section, "gpumem", "not installed".into(), Grade::Note, Some(advice.into()));
     };
     let is_other = own != env!("CARGO_PKG_VERSION");
-    let advice = format!("this command is {}: install the wheel and the command of one version", env!("CARGO_PKG_VERSION"));
+    let advice = format!(
+        "this command is {}: install the wheel and the command of one version",
+        env!("CARGO_PKG_VERSION")
+    );
     let grade = if is_other { Grade::Note } else { Grade::Good };
     rows.add(section, "gpumem", own, grade, is_other.then_some(advice));
     for name in ["torch", "cupy", "rmm"] {
@@ -318,12 +353,21 @@ fn advice_on_torch(version: &str) -> Option<&'static str> {
     if version.contains("+cpu") {
         return Some("this PyTorch has no CUDA, so gpumem.torch.install() is refused: install one for CUDA");
     }
-    let is_tested = version.strip_prefix(TESTED_TORCH).is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()));
+    let is_tested = version
+        .strip_prefix(TESTED_TORCH)
+        .is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()));
     (!is_tested).then_some("gpumem is tested with PyTorch 2.11; others may work")
 }
 
 impl Rows {
-    fn add(&mut self, section: &'static str, name: &str, found: String, grade: Grade, advice: Option<String>) {
+    fn add(
+        &mut self,
+        section: &'static str,
+        name: &str,
+        found: String,
+        grade: Grade,
+        advice: Option<String>,
+    ) {
         self.0.push(Row { section, name: name.into(), found, grade, advice });
     }
 
@@ -349,7 +393,8 @@ impl Rows {
                 let _ = writeln!(text, "        {:<width$}  → {advice}", "");
             }
         }
-        let [notes, bad] = [Grade::Note, Grade::Bad].map(|grade| self.0.iter().filter(|row| row.grade == grade).count());
+        let [notes, bad] =
+            [Grade::Note, Grade::Bad].map(|grade| self.0.iter().filter(|row| row.grade == grade).count());
         text + &match (notes, bad) {
             (_, 0) => format!("\n{}, {notes} to note\n", styled(GOOD, "nothing is wrong")),
             (_, bad) => format!("\n{}, {notes} to note\n", styled(BAD, format!("{bad} wrong"))),
@@ -408,6 +453,8 @@ mod tests {
         assert!(wheel.contains(&format!("gpumem is tested with PyTorch {TESTED_TORCH};")));
         assert!(advice_on_torch("2.11.0+cu130").is_none() && advice_on_torch("2.11").is_none());
         assert!(advice_on_torch("2.11.0+cpu").unwrap().contains("no CUDA"));
-        assert!(advice_on_torch("2.1.0").unwrap().contains(TESTED_TORCH) && advice_on_torch("2.110.0").is_some());
+        assert!(
+            advice_on_torch("2.1.0").unwrap().contains(TESTED_TORCH) && advice_on_torch("2.110.0").is_some()
+        );
     }
 }

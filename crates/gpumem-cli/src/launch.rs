@@ -1,7 +1,7 @@
 //! `gpumem run`: starts a program with a recording, a limit or the flight recorder, and says at its end where its memory went.
 
 use crate::describe::{count, grown, holders_table, moment, named, request, seconds};
-use crate::output::{BAD, HEADING, NOTE, complain, styled};
+use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
 use crate::replay::ROWS;
 use anyhow::{Context, Result, bail, ensure};
 use core::fmt::Write as _;
@@ -15,8 +15,10 @@ use std::process::{Command, ExitStatus};
 use std::time::{Instant, SystemTime};
 
 #[derive(clap::Args)]
-#[command(after_help = "The exit status is the program's, or 128 and the number of the signal that ended it. The program must use gpumem, in Rust, C, \
-                        Python or as PyTorch's allocator, and build its pool from the environment.")]
+#[command(
+    after_help = "The exit status is the program's, or 128 and the number of the signal that ended it. The program must use gpumem, in Rust, C, \
+                        Python or as PyTorch's allocator, and build its pool from the environment."
+)]
 pub(crate) struct Args {
     /// Record all requests into this file and keep it; `%p` is the process ID [default: a file that is read for the summary and deleted]
     #[arg(long, value_name = "FILE")]
@@ -60,7 +62,12 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         (None, number) => 128 + number as u8,
     };
     let Some(record) = record else { return Ok(code) };
-    let mut text = format!("\n{} {} after {:.1} s\n", styled(HEADING, "gpumem run:"), ended(status), took.as_secs_f64());
+    let mut text = format!(
+        "\n{} {} after {:.1} s\n",
+        styled(HEADING, format!("{} run:", command_name())),
+        ended(status),
+        took.as_secs_f64()
+    );
     let files = records(&record, begin.1)?;
     if files.is_empty() {
         let _ = writeln!(
@@ -96,7 +103,8 @@ impl Args {
             value.into_iter().for_each(|value| _ = command.env(name, value));
         }
         let signals = Signals::watch()?;
-        let mut child = command.spawn().with_context(|| format!("cannot start {}", Shown::path(Path::new(program))))?;
+        let mut child =
+            command.spawn().with_context(|| format!("cannot start {}", Shown::path(Path::new(program))))?;
         signals.pass_on_to(child.id());
         Ok(child.wait()?)
     }
@@ -162,7 +170,10 @@ impl Signals {
 
 /// The files that the processes of the program have recorded: `%p` in the name stands for a number.
 fn records(record: &Path, begin: SystemTime) -> Result<Vec<PathBuf>> {
-    let name = record.file_name().and_then(|name| name.to_str()).context("the file of --record has no name in UTF-8")?;
+    let name = record
+        .file_name()
+        .and_then(|name| name.to_str())
+        .context("the file of --record has no name in UTF-8")?;
     let folder = record.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(|| Shown::path(folder).to_string())? {
@@ -195,27 +206,43 @@ fn summary(file: &Path, is_kept: bool) -> String {
         Ok(_) => return format!("  {}: no request\n", Shown::path(file)),
         Err(error) => return format!("  {} {error}\n", styled(NOTE, "note")),
     };
-    let requests = trace.events().iter().filter(|event| matches!(event, Event::Alloc { .. } | Event::Refused { .. })).count() as u64;
+    let requests = trace
+        .events()
+        .iter()
+        .filter(|event| matches!(event, Event::Alloc { .. } | Event::Refused { .. }))
+        .count() as u64;
     let mut text = format!("  requests  {}", count(requests));
     if let Some(time_ns) = trace.time_ns(trace.events().len() - 1).filter(|time_ns| *time_ns > 0) {
         let _ = write!(text, " in {}", seconds(time_ns));
     }
     let _ = writeln!(text, ", {} refused", count(trace.refused_count()));
     let peak = trace.peak_event();
-    let _ = writeln!(text, "  peak      {} live at {}", Bytes(trace.peaks().live_bytes), moment(&trace, peak));
+    let _ =
+        writeln!(text, "  peak      {} live at {}", Bytes(trace.peaks().live_bytes), moment(&trace, peak));
     if let Some(bytes) = trace.real_run().peak_reserved_bytes {
         let _ = writeln!(text, "  reserved  {} at most", Bytes(bytes));
     }
     if let Some(event) = trace.last_refusal() {
-        let _ = writeln!(text, "  {}   {} at {}", styled(BAD, "refused"), request(&trace, event), moment(&trace, event));
+        let _ = writeln!(
+            text,
+            "  {}   {} at {}",
+            styled(BAD, "refused"),
+            request(&trace, event),
+            moment(&trace, event)
+        );
     }
     let growth = trace.growth(trace.events().len());
     if let Some(first) = growth.first() {
         let _ = writeln!(text, "  grew      {} {}", named(&first.holder), grown(&trace, first));
     }
-    let _ = write!(text, "\n{}\n{}", styled(HEADING, "held at the peak"), holders_table(&trace.holders(peak + 1), &growth, ROWS));
+    let _ = write!(
+        text,
+        "\n{}\n{}",
+        styled(HEADING, "held at the peak"),
+        holders_table(&trace.holders(peak + 1), &growth, ROWS)
+    );
     if is_kept {
-        let _ = writeln!(text, "\n  recorded  {}; next: gpumem report {0}", Shown::path(file));
+        let _ = writeln!(text, "\n  recorded  {0}; next: {1} report {0}", Shown::path(file), command_name());
     }
     text
 }

@@ -5,7 +5,7 @@ mod figures;
 mod limit;
 mod parallel;
 
-use crate::describe::{count, counted, grown, holders_table, moment, named, request, request_count};
+use crate::describe::{count, counted, holders_table, moment, request, request_count, was_growing};
 use crate::machine::{Machine, parse_bytes, virtual_time};
 use crate::output::{BAD, GOOD, HEADING, Verdict, complain, print, styled};
 use anyhow::{Context, Result, ensure};
@@ -162,7 +162,9 @@ impl Args {
                 outcome.ignored_options.iter().for_each(|notice| complain("warning", &notice.to_string()));
                 Ok(Ok(outcome))
             }
-            Err(ReplayError::Event { event, error, .. }) if error.is_out_of_memory() => Ok(Err(Refused { event, error })),
+            Err(ReplayError::Event { event, error, .. }) if error.is_out_of_memory() => {
+                Ok(Err(Refused { event, error }))
+            }
             Err(error) => Err(error).with_context(|| Shown::name(trace.name()).to_string()),
         }
     }
@@ -225,7 +227,11 @@ impl Answer {
             }
             (Some(event), _) => {
                 let number = request_count(trace, event) + 1;
-                let again = if matches!(trace.events()[event], Event::Refused { .. }) { ", as in the program" } else { "" };
+                let again = if matches!(trace.events()[event], Event::Refused { .. }) {
+                    ", as in the program"
+                } else {
+                    ""
+                };
                 format!(
                     "{name}: {} {limit}: request {} of {}, {}, is refused{again}\n",
                     styled(BAD, "does not fit in"),
@@ -250,9 +256,19 @@ impl Answer {
         text += &open_end(trace);
         let _ = writeln!(text, "  settings  {}", settings(args, trace, setup));
         let peak = trace.peak_event();
-        let _ = writeln!(text, "  live      {} at most, at {}", Bytes(trace.peaks().live_bytes), moment(trace, peak));
+        let _ = writeln!(
+            text,
+            "  live      {} at most, at {}",
+            Bytes(trace.peaks().live_bytes),
+            moment(trace, peak)
+        );
         if let Ok(outcome) = result {
-            let _ = writeln!(text, "  reserved  {} at most, {:.3} of live", Bytes(outcome.peak_reserved_bytes), outcome.ratio());
+            let _ = writeln!(
+                text,
+                "  reserved  {} at most, {:.3} of live",
+                Bytes(outcome.peak_reserved_bytes),
+                outcome.ratio()
+            );
         }
         text += &recorded(trace);
         if let Err(refused) = result {
@@ -266,7 +282,12 @@ impl Answer {
             None => (peak + 1, "held at the peak".into()),
         };
         let growth = trace.growth(self.refused.unwrap_or(trace.events().len()));
-        let _ = writeln!(text, "\n{}\n{}", styled(HEADING, heading), holders_table(&trace.holders(at), &growth, ROWS));
+        let _ = writeln!(
+            text,
+            "\n{}\n{}",
+            styled(HEADING, heading),
+            holders_table(&trace.holders(at), &growth, ROWS)
+        );
         text
     }
 
@@ -330,7 +351,7 @@ pub(crate) fn open_end_sentence(trace: &Trace) -> Option<String> {
     let growth = trace.growth(at.unwrap_or(trace.events().len()));
     Some(match growth.first() {
         Some(first) => {
-            format!("{end}, while {} was growing {}; a limit only delays it", named(&first.holder), grown(trace, first))
+            format!("{end}, while {}; a limit only delays it", was_growing(trace, first))
         }
         None => format!("{end}; what the program needs after it is unknown"),
     })
@@ -358,7 +379,8 @@ fn settings(args: &Args, trace: &Trace, setup: &Setup) -> String {
 fn recorded(trace: &Trace) -> String {
     let (real, mut text) = (trace.real_run(), String::new());
     for pool in &real.pools {
-        let limit = pool.hard_limit_bytes.map_or("no limit".into(), |bytes| format!("limit {}", Bytes(bytes)));
+        let limit =
+            pool.hard_limit_bytes.map_or("no limit".into(), |bytes| format!("limit {}", Bytes(bytes)));
         let _ = writeln!(
             text,
             "  recorded  pool {}, {limit}, on {} (device {}, {})",

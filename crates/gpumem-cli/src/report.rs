@@ -3,7 +3,7 @@
 mod saved;
 
 use crate::describe::{count, grown, holders_table, moment, named, request, seconds};
-use crate::output::{BAD, GOOD, HEADING, Verdict, complain, print, styled};
+use crate::output::{BAD, GOOD, HEADING, Verdict, command_name, complain, print, styled};
 use crate::replay::{ROWS, growth_json, holders_json};
 use anyhow::{Result, ensure};
 use core::fmt::Write as _;
@@ -71,7 +71,8 @@ fn text_of(trace: &Trace, file: &Path) -> String {
         (None, None) => {}
     }
     if trace.refused_count() > 1 {
-        let _ = writeln!(text, "  refused  {} requests in all; this is the last", count(trace.refused_count()));
+        let _ =
+            writeln!(text, "  refused  {} requests in all; this is the last", count(trace.refused_count()));
     }
     let growth = trace.growth(refusal.unwrap_or(last));
     for growth in growth.iter().take(GROWTH_ROWS) {
@@ -88,11 +89,15 @@ fn text_of(trace: &Trace, file: &Path) -> String {
     let at_peak = trace.holders(peak + 1);
     // Once more only if that is another picture.
     if at_peak.live_bytes > held.live_bytes.saturating_add(held.live_bytes / 10) {
-        let _ = write!(text, "\n{}\n{}", styled(HEADING, "held at the peak"), holders_table(&at_peak, &[], ROWS));
+        let _ =
+            write!(text, "\n{}\n{}", styled(HEADING, "held at the peak"), holders_table(&at_peak, &[], ROWS));
     }
     text + &next(&[
-        (format!("gpumem view {}", shell(file)), "the memory over time, and the blocks at a moment"),
-        (format!("gpumem replay {} --find-limit", shell(file)), "the limit that it needs"),
+        (
+            format!("{} view {}", command_name(), shell(file)),
+            "the memory over time, and the blocks at a moment",
+        ),
+        (format!("{} replay {} --find-limit", command_name(), shell(file)), "the limit that it needs"),
     ])
 }
 
@@ -106,7 +111,9 @@ fn advice(trace: &Trace, event: usize) -> String {
             "  advice   the limit is {}, and the live blocks and the request need {needed}: raise it (GPUMEM_HARD_LIMIT), or free blocks\n",
             Bytes(limit_bytes)
         ),
-        None => format!("  advice   the live blocks and the request need {needed}: free blocks, or use a larger device\n"),
+        None => format!(
+            "  advice   the live blocks and the request need {needed}: free blocks, or use a larger device\n"
+        ),
     }
 }
 

@@ -14,8 +14,10 @@ use gpumem_trace::{Outcome, Setup, Trace};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &Args, traces: &[Trace]) -> Result<Verdict> {
-    let tasks: Vec<(&Trace, Candidate)> =
-        traces.iter().flat_map(|trace| CANDIDATES.into_iter().map(move |candidate| (trace, candidate))).collect();
+    let tasks: Vec<(&Trace, Candidate)> = traces
+        .iter()
+        .flat_map(|trace| CANDIDATES.into_iter().map(move |candidate| (trace, candidate)))
+        .collect();
     let progress = progress()?;
     let attempts = in_parallel(args.machine(), &tasks, |(trace, candidate)| {
         progress.set_message(format!("{}, {candidate}", Shown::name(trace.name())));
@@ -45,15 +47,27 @@ pub(super) fn run(args: &Args, traces: &[Trace]) -> Result<Verdict> {
 fn text(args: &Args, trace: &Trace, own: &[(Candidate, Attempt)]) -> Result<String> {
     let name = Shown::name(trace.name());
     let mut text = match fit::best(own) {
-        Some(best) => format!("{name}: {} GPUMEM_CONF={}\n", styled(GOOD, "fits best with"), conf(args, trace, best)),
+        Some(best) => {
+            format!("{name}: {} GPUMEM_CONF={}\n", styled(GOOD, "fits best with"), conf(args, trace, best))
+        }
         None => no_fit(args, trace)?,
     };
     if let Some(sentence) = open_end_sentence(trace) {
         let _ = writeln!(text, "  but  {sentence}");
     }
     let rows: Vec<_> = own.iter().map(|(candidate, attempt)| row(trace, *candidate, attempt)).collect();
-    let headings =
-        ["  settings", "fits", "peak reserved", "x live", "driver ms", "% of run", "calls", "waits", "synced", "host ns/op"];
+    let headings = [
+        "  settings",
+        "fits",
+        "peak reserved",
+        "x live",
+        "driver ms",
+        "% of run",
+        "calls",
+        "waits",
+        "synced",
+        "host ns/op",
+    ];
     text += &table::render(headings, &rows);
     text += "  waits: inserted between streams; synced: the pool waited for the device\n";
     for peer in trace.header().peers() {
@@ -150,8 +164,7 @@ fn row(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> [String; 10] {
 fn refusal(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> String {
     match attempt {
         Attempt::Refused { event, refusal } => {
-            let place =
-                format!("  {candidate}: event {} of {} is refused", event + 1, trace.events().len());
+            let place = format!("  {candidate}: event {} of {} is refused", event + 1, trace.events().len());
             match refusal.out_of_memory() {
                 Some(report) => format!(
                     "{place}, {} with {} in use and {} reserved\n",
@@ -164,8 +177,7 @@ fn refusal(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> String {
         }
         Attempt::Completed(outcome) if outcome.refusal_count > 0 => format!(
             "  {candidate}: {} of the {} requests that the recorded program was refused are refused again\n",
-            outcome.refusal_count,
-            outcome.recorded_refusal_count
+            outcome.refusal_count, outcome.recorded_refusal_count
         ),
         Attempt::Completed(_) => String::new(),
     }

@@ -68,10 +68,14 @@ fn text(
         (Some(found), Some(open_end)) => {
             format!("{name}: {} {}: {open_end}\n", styled(BAD, "at least"), Bytes(found.limit_bytes))
         }
-        (Some(found), None) => format!("{name}: {} {}, with {candidate}\n", styled(GOOD, "fits in"), Bytes(found.limit_bytes)),
+        (Some(found), None) => {
+            format!("{name}: {} {}, with {candidate}\n", styled(GOOD, "fits in"), Bytes(found.limit_bytes))
+        }
     };
     let rows = found.iter().map(|(candidate, found)| {
-        let cell = |value: fn(&SmallestLimit, &Trace) -> String| found.map_or("-".into(), |found| value(found, trace));
+        let cell = |value: fn(&SmallestLimit, &Trace) -> String| {
+            found.map_or("-".into(), |found| value(found, trace))
+        };
         [
             format!("  {candidate}"),
             cell(|found, _| Bytes(found.limit_bytes).to_string()),
@@ -133,7 +137,8 @@ impl Args {
     fn own_candidate(&self, trace: &Trace) -> Candidate {
         let recorded = Setup::of_recording(trace).unwrap_or_default();
         let backend = self.backend.or(recorded.backend).unwrap_or(BackendKind::Caching);
-        let recorded = recorded.tuning.split(',').find_map(|item| item.strip_prefix("profile:")?.parse().ok());
+        let recorded =
+            recorded.tuning.split(',').find_map(|item| item.strip_prefix("profile:")?.parse().ok());
         let profile = self.profile.or(recorded).unwrap_or(Profile::Balanced);
         Candidate { backend, profile: (backend == BackendKind::Caching).then_some(profile) }
     }

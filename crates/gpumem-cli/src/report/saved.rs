@@ -1,7 +1,7 @@
 //! [`Saved`]: the report of a refusal, as a program printed it.
 
 use super::{next, shell};
-use crate::output::{BAD, HEADING, styled};
+use crate::output::{BAD, HEADING, command_name, styled};
 use anyhow::{Context, Result};
 use core::fmt::Write as _;
 use gpumem_trace::pool::sys::text::Shown;
@@ -28,7 +28,11 @@ impl Saved {
     pub(super) fn read(path: &Path) -> Result<Option<Self>> {
         let context = || Shown::path(path).to_string();
         let mut bytes = Vec::new();
-        File::open(path).with_context(context)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).with_context(context)?;
+        File::open(path)
+            .with_context(context)?
+            .take(FILE_BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .with_context(context)?;
         let is_text = !bytes[..bytes.len().min(TEXT_BYTES_LOOKED_AT)].contains(&0);
         Ok(if is_text { Self::of(&String::from_utf8_lossy(&bytes)) } else { None })
     }
@@ -49,9 +53,16 @@ impl Saved {
                 in_advice = true;
             } else if in_advice && line.starts_with("    ") {
                 // A sentence goes on below its beginning.
-                report.advice.iter_mut().last().into_iter().for_each(|advice| *advice = format!("{advice} {words}"));
+                report
+                    .advice
+                    .iter_mut()
+                    .last()
+                    .into_iter()
+                    .for_each(|advice| *advice = format!("{advice} {words}"));
             } else if let Some(path) = words.strip_prefix("the last requests are recorded in ") {
                 report.record = Some(path.into());
+            } else if words.starts_with("next: ") {
+                in_advice = false;
             } else {
                 in_advice = false;
                 report.table.push(line.strip_prefix("  ").unwrap_or(line).into());
@@ -79,13 +90,17 @@ impl Saved {
         self.table.iter().for_each(|line| _ = writeln!(text, "  {}", Shown::sentence(line)));
         match &self.record {
             Some(record) => {
-                let report = format!("gpumem report {}", shell(Path::new(record)));
-                let view = format!("gpumem view {}", shell(Path::new(record)));
-                text += &next(&[(report, "the last requests, and what grew"), (view, "the memory over time")]);
+                let report = format!("{} report {}", command_name(), shell(Path::new(record)));
+                let view = format!("{} view {}", command_name(), shell(Path::new(record)));
+                text +=
+                    &next(&[(report, "the last requests, and what grew"), (view, "the memory over time")]);
             }
             None => {
                 text += &next(&[
-                    ("GPUMEM_FLIGHT_RECORDER=on PROGRAM".into(), "the next refusal writes its last requests to a file"),
+                    (
+                        "GPUMEM_FLIGHT_RECORDER=on PROGRAM".into(),
+                        "the next refusal writes its last requests to a file",
+                    ),
                     ("GPUMEM_TRACE=run.trace PROGRAM".into(), "all requests of the program"),
                 ]);
             }
@@ -123,13 +138,17 @@ ERROR request failed: out of GPU memory: the limit of 64.000 MiB refused 32.000 
     weights       48.000 MiB  in 1 block
   cached             0 bytes  free, kept for the next requests
   the last requests are recorded in /tmp/gpumem-4711.trace
+  next: gpumem report /tmp/gpumem-4711.trace
 2026-01-01 INFO retry
 ";
 
     #[test]
     fn a_report_is_found_in_a_log() {
         let saved = Saved::of(LOG).unwrap();
-        assert_eq!(saved.headline, "the limit of 64.000 MiB refused 32.000 MiB (device 0, pool server, stream 65536)");
+        assert_eq!(
+            saved.headline,
+            "the limit of 64.000 MiB refused 32.000 MiB (device 0, pool server, stream 65536)"
+        );
         assert_eq!(saved.advice.len(), 1);
         assert!(saved.advice[0].ends_with("(tag `weights` holds 48.000 MiB)"), "{:?}", saved.advice);
         assert_eq!(saved.record.as_deref(), Some("/tmp/gpumem-4711.trace"));

@@ -15,7 +15,8 @@ fn named_limits_are_true_of_the_programs() {
             record(program, seed, None, &file).unwrap();
             let found = find_limit(&file);
             let limit_bytes = found["smallest_limit_bytes"].as_u64().unwrap();
-            run(program, seed, Some(limit_bytes)).unwrap_or_else(|error| panic!("{program:?} {seed}: {error}"));
+            run(program, seed, Some(limit_bytes))
+                .unwrap_or_else(|error| panic!("{program:?} {seed}: {error}"));
             for step in 1..4 {
                 let smaller_bytes = limit_bytes - step * found["step_bytes"].as_u64().unwrap();
                 let fits = gpumem(["replay", &file, "--limit", &smaller_bytes.to_string()]).code == 0;
@@ -45,7 +46,9 @@ fn limits_from_snapshots_are_true_of_the_programs() {
 #[test]
 fn a_record_that_ends_early_has_no_upper_bound() {
     let scratch = Scratch::new("early");
-    for (program, seed) in [(Program::Leak, 1), (Program::Leak, 4), (Program::Warming, 2), (Program::Doubling, 3)] {
+    for (program, seed) in
+        [(Program::Leak, 1), (Program::Leak, 4), (Program::Warming, 2), (Program::Doubling, 3)]
+    {
         let whole = scratch.path("whole.trace");
         record(program, seed, None, &whole).unwrap();
         let needed_bytes = find_limit(&whole)["smallest_limit_bytes"].as_u64().unwrap();
@@ -60,13 +63,18 @@ fn a_record_that_ends_early_has_no_upper_bound() {
         let first = said.lines().next().unwrap();
         assert!(first.starts_with("refused: at least ") && !first.contains("fits"), "{first}");
         if program == Program::Leak {
-            assert!(first.contains("while `kept` was growing by ") && first.ends_with("; a limit only delays it"), "{first}");
+            assert!(
+                first.contains("while `kept` was growing by ") && first.ends_with("; a limit only delays it"),
+                "{first}"
+            );
         }
     }
     // A pool that is never dropped.
     let file = scratch.path("running.trace");
     let recorder = gpumem_trace::pool::trace::Trace::create(&file).unwrap();
-    let device = gpumem_trace::pool::Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+    let device =
+        gpumem_trace::pool::Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0)
+            .unwrap();
     let pool = gpumem_trace::pool::Pool::builder(&device).adaptor(recorder.clone()).build().unwrap();
     let kept = pool.alloc(8 << 20, &gpumem_trace::pool::Stream::new(&device).unwrap()).unwrap();
     assert!(recorder.flush(core::time::Duration::from_secs(10)));

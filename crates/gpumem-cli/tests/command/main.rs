@@ -95,7 +95,11 @@ fn files_that_are_no_records_are_errors() {
             assert!(!said.error.contains("panicked") && said.out.is_empty(), "{task} {file}: {said:?}");
         }
     }
-    for wrong in [&["replay"][..], &["replay", &empty, "--limit", "many"], &["replay", &empty, "--compare", "--find-limit"]] {
+    for wrong in [
+        &["replay"][..],
+        &["replay", &empty, "--limit", "many"],
+        &["replay", &empty, "--compare", "--find-limit"],
+    ] {
         assert_eq!(gpumem(wrong).code, 2, "{wrong:?}");
     }
 }
@@ -127,10 +131,16 @@ fn a_closed_pipe_is_no_error() {
     let scratch = Scratch::new("pipe");
     let file = scratch.path("run.trace");
     record(Program::Fragmented, 1, None, &file).unwrap();
-    for task in [&["replay", &file, "--compare"][..], &["report", &file], &["replay", &file, "--limit", "2MiB"]] {
+    for task in
+        [&["replay", &file, "--compare"][..], &["report", &file], &["replay", &file, "--limit", "2MiB"]]
+    {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let child = Command::new(env!("CARGO_BIN_EXE_gpumem")).args(task).stdout(writer).stderr(Stdio::piped()).spawn();
+        let child = Command::new(env!("CARGO_BIN_EXE_gpumem"))
+            .args(task)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn();
         let output = child.unwrap().wait_with_output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(!error.contains("panicked") && !error.contains("error"), "{task:?}: {error}");
@@ -143,7 +153,12 @@ fn a_closed_pipe_is_no_error() {
 fn every_subcommand_has_help() {
     let help = gpumem(["--help"]);
     assert!(help.code == 0 && help.out.contains("Exit status"), "{help:?}");
-    let tasks = help.out.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| line.starts_with("  "));
+    let tasks = help
+        .out
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| line.starts_with("  "));
     let tasks: Vec<&str> = tasks.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(tasks.contains(&"report") && tasks.contains(&"replay"), "{tasks:?}");
     for task in tasks.iter().filter(|task| **task != "help") {
@@ -160,7 +175,18 @@ fn a_program_is_run_and_summed_up() {
     assert!(said.code == 7 && said.out == "out\n", "{said:?}");
     assert!(said.error.contains("ended with status 7") && said.error.contains("built no pool"), "{said:?}");
     assert_eq!(gpumem(["run", "--", "sh", "-c", "kill -9 $$"]).code, 128 + 9);
-    let said = gpumem(["run", "--limit", "1GiB", "--profile", "tight", "--no-record", "--", "sh", "-c", "echo $GPUMEM_HARD_LIMIT $GPUMEM_PROFILE"]);
+    let said = gpumem([
+        "run",
+        "--limit",
+        "1GiB",
+        "--profile",
+        "tight",
+        "--no-record",
+        "--",
+        "sh",
+        "-c",
+        "echo $GPUMEM_HARD_LIMIT $GPUMEM_PROFILE",
+    ]);
     assert!(said.out == "1GiB tight\n" && said.error.is_empty(), "{said:?}");
     let said = gpumem(["run", "--", "no-such-program"]);
     assert!(said.code == 2 && said.error.contains("cannot start"), "{said:?}");
@@ -173,7 +199,10 @@ fn a_program_is_run_and_summed_up() {
     let said = gpumem(["run", "--record", &kept, "--", own].iter().chain(&child));
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.error.contains("requests  41,") || said.error.contains("requests  41 "), "{said:?}");
-    assert!(said.error.contains("held at the peak") && said.error.contains("next: gpumem report "), "{said:?}");
+    assert!(
+        said.error.contains("held at the peak") && said.error.contains("next: gpumem report "),
+        "{said:?}"
+    );
     let said = gpumem(["run", "--limit", "8MiB", "--", own].iter().chain(&child));
     assert!(said.code != 0 && said.error.contains("refused"), "{said:?}");
 }
@@ -196,17 +225,24 @@ fn the_doctor_looks_at_the_machine() {
     let said = gpumem(["doctor", "--quick", "--json"]);
     let value: Value = serde_json::from_str(&said.out).unwrap();
     let rows = value["rows"].as_array().unwrap();
-    let row = |section: &str, name: &str| rows.iter().find(|row| row["section"] == section && row["name"] == name);
+    let row =
+        |section: &str, name: &str| rows.iter().find(|row| row["section"] == section && row["name"] == name);
     let is_good = row("driver", "library").unwrap()["grade"] == "ok";
     assert_eq!(said.code == 0, value["is_good"] == true, "{value}");
-    assert!(is_good || row("driver", "library").unwrap()["advice"].as_str().unwrap().contains("driver"), "{value}");
+    assert!(
+        is_good || row("driver", "library").unwrap()["advice"].as_str().unwrap().contains("driver"),
+        "{value}"
+    );
     let with = |name: &str, value: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));
         let output = command.args(["doctor"]).env("GPUMEM_DRIVER", "sim").env(name, value).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
     };
     let (code, out) = with("GPUMEM_PROFILE", "tight");
-    assert!(code == 0 && out.contains("an allocation and its free") && out.contains("nothing is wrong"), "{out}");
+    assert!(
+        code == 0 && out.contains("an allocation and its free") && out.contains("nothing is wrong"),
+        "{out}"
+    );
     let (code, out) = with("GPUMEM_PROFLE", "tight");
     assert!(code == 1 && out.contains("unset it, or correct the name"), "{out}");
     let (code, out) = with("GPUMEM_HARD_LIMIT", "many");

@@ -23,8 +23,14 @@ pub enum Program {
     Phases,
 }
 
-pub const ALL: [Program; 6] =
-    [Program::Steady, Program::Leak, Program::Warming, Program::Fragmented, Program::Doubling, Program::Phases];
+pub const ALL: [Program; 6] = [
+    Program::Steady,
+    Program::Leak,
+    Program::Warming,
+    Program::Fragmented,
+    Program::Doubling,
+    Program::Phases,
+];
 
 /// Runs a program with a limit, or with the memory of the device.
 pub fn run(program: Program, seed: u64, limit: Option<u64>) -> Result<(), PoolError> {
@@ -63,8 +69,9 @@ impl Program {
             Self::Steady => {
                 let _weights = scoped(pool, "weights", 20 * unit, &stream)?;
                 for _ in 0..60 {
-                    let activations: Vec<Block> =
-                        (1..8).map(|layer| scoped(pool, "activations", layer * unit, &stream)).collect::<Result<_, _>>()?;
+                    let activations: Vec<Block> = (1..8)
+                        .map(|layer| scoped(pool, "activations", layer * unit, &stream))
+                        .collect::<Result<_, _>>()?;
                     drop((activations, scoped(pool, "workspace", 9 * unit, &stream)?));
                 }
             }

@@ -133,11 +133,27 @@ impl Builder {
         let has_times = self.now_ns.is_some();
         let begin_ns = self.events.first().map_or(0, |first| first.time_ns);
         let origins = Origins {
-            times_ns: self.events.iter().filter(|_| has_times).map(|event| event.time_ns - begin_ns).collect(),
+            times_ns: self
+                .events
+                .iter()
+                .filter(|_| has_times)
+                .map(|event| event.time_ns - begin_ns)
+                .collect(),
             blocks: self.events.iter().map(|event| event.block).collect(),
             of_blocks: self.blocks.iter().map(|block| block.origin).collect(),
         };
         let (stream_count, tags, notes) = (self.stream_count, Vec::new(), Vec::new());
-        Trace { header, events, slot_count, stream_count, peaks, tags, notes, origins, open_end: None, real: RealRun::default() }
+        Trace {
+            header,
+            events,
+            slot_count,
+            stream_count,
+            peaks,
+            tags,
+            notes,
+            origins,
+            open_end: None,
+            real: RealRun::default(),
+        }
     }
 }

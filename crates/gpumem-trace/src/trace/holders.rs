@@ -270,7 +270,8 @@ impl Numbers {
                 *sum = sum.saturating_add(*size_bytes);
             }
         }
-        let mut sizes: Vec<(u64, u64)> = sizes.into_iter().map(|(size_bytes, sum)| (sum, size_bytes)).collect();
+        let mut sizes: Vec<(u64, u64)> =
+            sizes.into_iter().map(|(size_bytes, sum)| (sum, size_bytes)).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         let sizes = sizes.iter().map(|(_, size_bytes)| *size_bytes).take(SIZE_COUNT_MAX);
         let names: Vec<Holder> = sizes.map(Holder::Size).chain([Holder::OtherSizes]).collect();

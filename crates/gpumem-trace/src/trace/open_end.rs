@@ -79,7 +79,9 @@ pub(crate) fn all_pools_ended(events: &[RecordedEvent]) -> bool {
                 (Some(Last::Refusal), _) | (Some(Last::End), 0) => continue,
                 _ => (pool, |_| Last::Reserved),
             },
-            What::InUse { pool, .. } => (pool, |last| if last == Last::Reserved { Last::End } else { Last::Other }),
+            What::InUse { pool, .. } => {
+                (pool, |last| if last == Last::Reserved { Last::End } else { Last::Other })
+            }
             What::Alloc { pool, .. } | What::Free { pool, .. } => (pool, |_| Last::Other),
             _ => continue,
         };

@@ -13,8 +13,8 @@ mod random;
 use crate::beside::beside;
 use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
-use gpumem_tests::pool::{BackendKind, Profile};
 use gpumem_tests::driver::virtual_time;
+use gpumem_tests::pool::{BackendKind, Profile};
 use gpumem_tests::programs::Synthetic;
 use gpumem_tests::sys::{Driver, DriverKind, env};
 use gpumem_trace::{Outcome, ReplayError, Setup, StreamKind, Trace, TraceLimit, Waits, replay};
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Compare every setting of the pool with the peers, as Markdown, on the simulator
-    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random")]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
