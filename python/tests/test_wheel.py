@@ -3,6 +3,8 @@
 import email
 import os
 import re
+import subprocess
+import sys
 import unittest
 import zipfile
 from pathlib import Path
@@ -45,6 +47,17 @@ class WheelTest(unittest.TestCase):
     def test_it_has_what_it_needs(self):
         for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so", "lib/libgpumem_cupy.so", "lib/libgpumem_python.so"):
             self.assertIn(f"gpumem/{name}", self.names)
+
+    def test_it_has_the_command(self):
+        mode = self.wheel.getinfo("gpumem/bin/gpumem").external_attr >> 16
+        self.assertTrue(mode & 0o111, oct(mode))
+        command = [sys.executable, "-m", "gpumem"]
+        done = subprocess.run([*command, "--help"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Usage: python -m gpumem <COMMAND>", done.stdout)
+        done = subprocess.run([*command, "report", "no-such.trace"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn("no-such.trace", done.stderr)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ typedef struct gpumem_pool_options {
    */
   uint64_t soft_limit_bytes;
   /*
-   The path of a file in which the pool records all of its requests, for `cargo xtask replay`, or null for none. `%p` in it is the process
+   The path of a file in which the pool records all of its requests, for `gpumem replay`, or null for none. `%p` in it is the process
    ID. Pools of one process with the same path record into one file.
    */
   const char *trace_path;

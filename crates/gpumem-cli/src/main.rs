@@ -1,11 +1,16 @@
 //! The command `gpumem`. docs/develop/rooms.md lists the rooms of this crate.
 
+mod describe;
+mod doctor;
+mod launch;
+mod machine;
 mod output;
+mod replay;
 mod report;
 mod table;
 mod view;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use output::Verdict;
 use std::process::ExitCode;
 
@@ -20,13 +25,31 @@ struct Cli {
 enum Task {
     /// Show on one screen what a record or a saved report says: what was refused, who holds the memory, what grew, what to do
     Report(report::Args),
+    /// Run a record through a pool, with its settings and limit or with others: does it fit, and who holds the memory
+    Replay(replay::Args),
+    /// Start a program with a recording, a limit or the flight recorder, and say at its end where its memory went
+    Run(launch::Args),
+    /// Look at the driver, the devices, the variables and the Python packages of this machine, and measure a little
+    Doctor(doctor::Args),
+    /// Print the completions of a shell, to be saved where it looks for them
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Write a page that shows where the memory goes: over time by tag, at a moment, by address
     View(view::Args),
 }
 
 fn main() -> ExitCode {
     let verdict = match Cli::parse().task {
+        Task::Run(args) => match launch::run(&args) {
+            Ok(code) => return ExitCode::from(code),
+            Err(error) => Err(error),
+        },
+        Task::Doctor(args) => doctor::run(&args),
+        Task::Completions { shell } => completions(shell),
         Task::Report(args) => report::run(&args),
+        Task::Replay(args) => replay::run(&args),
         Task::View(args) => view::run(&args),
     };
     match verdict {
@@ -37,6 +60,13 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn completions(shell: clap_complete::Shell) -> anyhow::Result<Verdict> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "gpumem", &mut text);
+    output::print(&String::from_utf8_lossy(&text))?;
+    Ok(Verdict::Yes)
 }
 
 const STATUS: &str = "\

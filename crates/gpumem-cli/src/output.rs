@@ -33,6 +33,13 @@ pub(crate) fn complain(kind: &str, text: &str) {
     _ = writeln!(anstream::stderr().lock(), "{}: {text}", styled(style, kind));
 }
 
+/// The name of this command as the user typed it: `gpumem`, or `python -m gpumem` from the wheel.
+pub(crate) fn command_name() -> &'static str {
+    if std::env::args_os().next().is_some_and(|name| name == FROM_PYTHON) { FROM_PYTHON } else { "gpumem" }
+}
+
+const FROM_PYTHON: &str = "python -m gpumem";
+
 /// Text in a style.
 pub(crate) fn styled(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")

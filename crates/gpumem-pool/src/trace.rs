@@ -58,7 +58,7 @@ use std::sync::{Arc, Weak};
 /// the requests that are finally refused. It does not record sizes that [`Pool::alloc_up_to`](crate::Pool::alloc_up_to) gives up for a
 /// smaller one, and refusals of requests that another pool or a later try serves.
 ///
-/// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE`,
+/// `gpumem replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE`,
 /// pools created by `from_env` record without any code. Growable and empty blocks are not recorded. A graph's memory
 /// is recorded as adaptors see it: as one block on a separate stream of the graph.
 ///

@@ -42,6 +42,8 @@ pub struct Outcome {
     pub recorded_refusal_count: u64,
     /// The number of those that were refused again.
     pub refusal_count: u64,
+    /// The number of events before the first of them.
+    pub first_refusal: Option<usize>,
     /// The options that had no effect.
     pub ignored_options: Vec<IgnoredOption>,
 }
@@ -176,6 +178,7 @@ pub fn replay(
         host_time: run.host_time,
         recorded_refusal_count: trace.refused_count(),
         refusal_count: run.refusal_count,
+        first_refusal: run.first_refusal,
         ignored_options: pool.ignored_options(),
     })
 }
@@ -207,6 +210,7 @@ struct Run<'a, F> {
     named: [u16; 2],
     done_count: usize,
     refusal_count: u64,
+    first_refusal: Option<usize>,
     host_time: Duration,
     on_progress: F,
 }
@@ -223,6 +227,7 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
             named: [0; 2],
             done_count: 0,
             refusal_count: 0,
+            first_refusal: None,
             host_time: Duration::ZERO,
             on_progress,
         }
@@ -268,7 +273,10 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
             Event::Refused { stream, size_bytes } => {
                 match self.pool.alloc(size_bytes, &self.streams.wrapped[usize::from(stream)]) {
                     Ok(block) => drop(block),
-                    Err(error) if error.is_out_of_memory() => self.refusal_count += 1,
+                    Err(error) if error.is_out_of_memory() => {
+                        self.refusal_count += 1;
+                        self.first_refusal.get_or_insert(self.done_count);
+                    }
                     Err(error) => return Err(self.failed(error)),
                 }
             }

@@ -4,6 +4,7 @@ mod builder;
 mod event;
 mod header;
 mod holders;
+mod open_end;
 mod origin;
 mod real;
 mod stacks;
@@ -13,6 +14,8 @@ pub(crate) use builder::Builder;
 pub use event::{Event, Peaks};
 pub use header::{Header, Peer};
 pub use holders::{Growth, Holder, Holders, Holding};
+pub use open_end::OpenEnd;
+pub(crate) use open_end::all_pools_ended;
 pub use origin::Origin;
 pub use real::{MoveSums, RealRun};
 pub use stacks::{Frame, StackNode, Stacks};
@@ -47,6 +50,8 @@ pub struct Trace {
     origins: origin::Origins,
     pub(crate) stacks: Stacks,
     reserved: Vec<(usize, u64)>,
+    /// What a recording states of its end.
+    pub(crate) open_end: Option<OpenEnd>,
 }
 
 impl Trace {

@@ -22,6 +22,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 /// The libraries that `python/setup.py` packs.
 const LIBRARY: &str = "libgpumem.so.0";
+/// The command, which `python -m gpumem` starts.
+const PROGRAM: &str = "gpumem";
 /// Libraries of functions that Python and other packages call: `python/entry/NAME.cpp` becomes `libgpumem_NAME.so`.
 const ENTRIES: [&str; 3] = ["python", "torch", "cupy"];
 
@@ -49,6 +51,9 @@ fn build(folder: &Path, profile: Profile) -> Result<PathBuf> {
     let libraries = source.join("gpumem/lib");
     fs::create_dir_all(&libraries)?;
     fs::copy(prefix.join("lib").join(LIBRARY), libraries.join(LIBRARY))?;
+    let programs = source.join("gpumem/bin");
+    fs::create_dir_all(&programs)?;
+    fs::copy(programs::program("gpumem-cli", PROGRAM, profile)?, programs.join(PROGRAM))?;
     for name in ENTRIES {
         entry(&prefix, &source, &libraries, name)?;
     }

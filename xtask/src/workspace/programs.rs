@@ -77,6 +77,16 @@ pub(crate) fn library(package: &str, profile: Profile) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Builds a package's program and returns its file.
+pub(crate) fn program(package: &str, name: &str, profile: Profile) -> Result<PathBuf> {
+    let args: &[&str] = match profile {
+        Profile::Release => &["build", "--release", "--package", package, "--bin", name],
+        Profile::Tests => &TESTS,
+    };
+    let built = build(args)?.into_iter().find(|built| built.kind == Kind::Other && built.name == name);
+    Ok(built.with_context(|| format!("cargo reported no program {name}"))?.program)
+}
+
 /// Runs cargo and passes on what it reports.
 fn artifacts(args: &[&str], each: impl FnMut(Artifact)) -> Result<()> {
     let mut command = cargo(args);

@@ -45,7 +45,7 @@ pub struct gpumem_pool_options {
     pub hard_limit_bytes: u64,
     /// The soft limit in bytes, above which cached memory is released; 0 for none.
     pub soft_limit_bytes: u64,
-    /// The path of a file in which the pool records all of its requests, for `cargo xtask replay`, or null for none. `%p` in it is the process
+    /// The path of a file in which the pool records all of its requests, for `gpumem replay`, or null for none. `%p` in it is the process
     /// ID. Pools of one process with the same path record into one file.
     pub trace_path: *const c_char,
     /// Receives the reports of refused requests; null for none.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Selects whether the last events of a pool are kept in memory and written to a file when a request is refused.
 ///
 /// The report of the refusal names the file ([`OutOfMemory::flight_record`](crate::OutOfMemory::flight_record)), which
-/// [`trace::Recording`](crate::trace::Recording) and `cargo xtask replay` read. It has the last 4095 events of each thread, for up to 64
+/// [`trace::Recording`](crate::trace::Recording) and `gpumem replay` read. It has the last 4095 events of each thread, for up to 64
 /// threads (further threads share one space), the settings of the pools, and the report. A later refusal replaces the file; a file of an
 /// earlier program is kept as `FILE.1`, up to `FILE.3`.
 ///

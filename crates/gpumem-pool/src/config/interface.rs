@@ -116,6 +116,8 @@ const NAMES: &[[&str; 3]] = &[
     ["set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)", SIMULATOR, SIMULATOR],
     ["which `gpumem_sys::Driver::from_env` does not include; call `gpumem_sim::from_env` (crate gpumem-sim) instead",
         NO_SIMULATOR, NO_SIMULATOR],
+    // The wheel has the command.
+    ["next: gpumem report", "next: gpumem report", "next: python -m gpumem report"],
     // Of the C interface, which the Python package calls.
     ["set trace_path when you create it", "set trace_path when you create it", "set trace= of {create}"],
 ];

@@ -216,7 +216,7 @@ macro_rules! options {
             },
             Variable {
                 name: "GPUMEM_TRACE",
-                meaning: "a file into which pools record their requests, for `cargo xtask replay`; `%p` in its name is the \
+                meaning: "a file into which pools record their requests, for `gpumem replay`; `%p` in its name is the \
                           process ID. An earlier trace is kept as `FILE.1`, up to `FILE.3`. A symbolic link is refused, and \
                           so is an existing file that is not a trace",
             },

@@ -322,7 +322,11 @@ impl fmt::Display for OutOfMemory {
         match &self.flight_record {
             None => {}
             Some(Ok(path)) => {
-                write!(f, "\n  the last requests are recorded in {}", Shown::path(path))?;
+                write!(
+                    f,
+                    "\n  the last requests are recorded in {0}\n  next: gpumem report {0}",
+                    Shown::path(path)
+                )?;
             }
             Some(Err(problem)) => {
                 write!(f, "\n  the last requests could not be recorded: {}", Shown::sentence(problem))?;

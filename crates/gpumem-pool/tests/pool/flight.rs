@@ -41,7 +41,8 @@ fn a_refusal_leaves_a_record() {
         assert!(!path.exists(), "nothing is written before a refusal");
         let error = pool.alloc(40 << 20, &stream).unwrap_err();
         assert_eq!(report(&error).flight_record, Some(Ok(path.clone())));
-        let line = format!("\n  the last requests are recorded in {}", path.display());
+        let line =
+            format!("\n  the last requests are recorded in {0}\n  next: gpumem report {0}", path.display());
         assert!(error.to_string().ends_with(&line), "{error}");
 
         let recording = Recording::read(&path).unwrap();

@@ -9,7 +9,7 @@
 
 use super::streams::Streams;
 use crate::error::Problem;
-use crate::trace::{Builder, Header, Origin, RealRun, TagSums, Trace};
+use crate::trace::{Builder, Header, OpenEnd, Origin, RealRun, TagSums, Trace, all_pools_ended};
 use gpumem_pool::Bytes;
 use gpumem_pool::trace::{RecordedEvent, Recording, Tail, What};
 use std::collections::{HashMap, HashSet};
@@ -28,6 +28,12 @@ pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem
     }
     let older_bytes = converter.add_older(&recording);
     let real = RealRun::of(&recording);
+    let is_whole = recording.overwritten_count == 0 && recording.part == 0 && recording.dropped_count == 0;
+    let open_end = match recording.tail {
+        Some(_) => Some(OpenEnd::CutShort),
+        None if !is_whole => Some(OpenEnd::Incomplete),
+        None => (!all_pools_ended(&recording.events)).then_some(OpenEnd::Running),
+    };
     let Recording { events, dropped_count, tail, part, overwritten_count, .. } = recording;
     let made_up_count = converter.made_up_count;
     let (tags, places, nameless) = std::mem::take(&mut converter.tags).finish();
@@ -47,7 +53,7 @@ pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem
         _ => "the beginning of the trace is gone; it starts with the blocks that were live".into(),
     });
     trace.set_tags(tags, &places);
-    trace.real = real;
+    (trace.real, trace.open_end) = (real, open_end);
     let notes = tail.map(|tail: Tail| tail.to_string()).into_iter().chain(lost).chain(made_up);
     trace.notes = notes.chain(missing).chain(nameless).collect();
     Ok(trace)

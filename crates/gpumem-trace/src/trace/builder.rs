@@ -165,6 +165,7 @@ impl Builder {
             real: RealRun::default(),
             stacks: Stacks::default(),
             reserved: self.reserved,
+            open_end: None,
         }
     }
 }

@@ -183,14 +183,6 @@ impl Trace {
     pub fn last_refusal(&self) -> Option<usize> {
         self.events().iter().rposition(|event| matches!(event, Event::Refused { .. }))
     }
-
-    /// True if the program allocated nothing after its last refused request: what it would have needed with more memory is unknown.
-    #[must_use]
-    pub fn ends_at_refusal(&self) -> bool {
-        self.last_refusal().is_some_and(|last| {
-            !self.events()[last..].iter().any(|event| matches!(event, Event::Alloc { .. }))
-        })
-    }
 }
 
 /// The memory of each holder, event by event.

@@ -10,7 +10,7 @@ mod report;
 
 use crate::beside::beside;
 use crate::peers::{self, PeerFigure};
-use crate::replay::{Machine, Recorded, report::driver_share, watched};
+use crate::replay::{Machine, Recorded, figures::driver_share, watched};
 use crate::row;
 use crate::runs::Figure;
 use anyhow::{Context, Result, bail, ensure};

@@ -1,30 +1,27 @@
 //! `cargo xtask replay`: replays recorded traces through a pool, and prints the results.
 //!
-//! `gpumem_trace` does the replay; this is its command line, its progress bar and its output. `fit` has the questions
-//! `--find-limit` and `--compare`. It runs on the driver that
+//! `gpumem_trace` does the replay; this has what developers of gpumem ask: generated and random programs, figures beside other allocators, the
+//! comparison of all settings. `gpumem replay` is the command for users. It runs on the driver that
 //! `GPUMEM_DRIVER` names, or on a GPU if there is one, or else on a simulator with the size and the prices of an H200. The
 //! simulator's race detection is off, because a replay accesses no memory.
 
-mod fit;
+#[path = "../../../../crates/gpumem-cli/src/replay/figures.rs"]
+pub(crate) mod figures;
 mod pareto;
 mod random;
-pub(crate) mod report;
 
 use crate::beside::beside;
 use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
-use gpumem_tests::pool::trace::Recording;
+use gpumem_tests::driver::virtual_time;
 use gpumem_tests::pool::{BackendKind, Profile};
 use gpumem_tests::programs::Synthetic;
 use gpumem_tests::sys::{Driver, DriverKind, env};
-use gpumem_trace::{Outcome, ReplayError, Setup, StreamKind, Trace, TraceLimit, Waits, replay, snapshot};
+use gpumem_trace::{Outcome, ReplayError, Setup, StreamKind, Trace, TraceLimit, Waits, replay};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Recordings of GPUMEM_TRACE and of flight recorders, memory snapshots of PyTorch, logs of RMM, or traces in text, as in
     /// tests/traces [default: the recorded ones]
@@ -50,7 +47,7 @@ pub(crate) struct Args {
     limit: Vec<TraceLimit>,
     /// Run this number of random programs, starting with --seed, under every profile: at 1.02, 1.05 and 1.1 times their peak live
     /// bytes, or at every --limit (1.02x,1.1x)
-    #[arg(long, value_name = "SEEDS", conflicts_with_all = ["files", "synthetic", "backend", "profile", "conf", "waits", "json", "streams", "find_limit", "compare"])]
+    #[arg(long, value_name = "SEEDS", conflicts_with_all = ["files", "synthetic", "backend", "profile", "conf", "waits", "json", "streams"])]
     random: Option<u64>,
     /// Options of the pool by name, in the syntax of GPUMEM_CONF; they override the profile and the limit
     #[arg(long, value_name = "KEY:VALUE,…", default_value = "")]
@@ -59,23 +56,14 @@ pub(crate) struct Args {
     /// counted. `--waits` alone is on
     #[arg(long, value_name = "WHEN", default_value_t, default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     waits: Waits,
-    /// Find the smallest limit that each trace fits into, for every profile, or for --backend and --profile
-    #[arg(long, conflicts_with_all = ["limit", "compare"])]
-    find_limit: bool,
-    /// Compare all backends and profiles, within --limit if it is given, and print the GPUMEM_CONF that fits best
-    #[arg(long, conflicts_with_all = ["backend", "profile"])]
-    compare: bool,
-    /// Write a recording as a memory snapshot of PyTorch, for memory_viz, instead of a replay
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["find_limit", "compare", "random", "pareto", "json"])]
-    snapshot: Option<PathBuf>,
     /// The owner of the streams: own, foreign (another library's, named in each call as in PyTorch) or long-lived
     #[arg(long, value_name = "KIND", default_value_t)]
     streams: StreamKind,
-    /// Print one JSON object a trace, one trace a line; with --compare one a setting, and then one a trace with its `best_conf`
+    /// Print one JSON object a trace, one trace a line
     #[arg(long)]
     json: bool,
     /// Compare every setting of the pool with the peers, as Markdown, on the simulator
-    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams", "find_limit", "compare"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -97,9 +85,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
         return random::run(args.seed, count, &args.limit);
     }
     ensure!(args.limit.len() < 2, "several limits are for --random only");
-    if let Some(output) = &args.snapshot {
-        return write_snapshot(&args.files, output);
-    }
     let traces = args.traces()?;
     if args.pareto {
         print!("{}", pareto::markdown(&traces, &args.recorded.runs()?)?);
@@ -109,21 +94,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if !args.json {
         println!("{}", machine.describe());
     }
-    if args.find_limit {
-        return fit::find_limits(&args, &machine, &traces);
-    }
-    if args.compare {
-        return fit::compare(&args, &machine, &traces);
-    }
     let (mut outcomes, mut refused_count) = (Vec::new(), 0);
     for trace in &traces {
         for disagreement in trace.disagreements() {
             eprintln!("warning: {}: {disagreement}", trace.name());
         }
         let setup = args.setup(trace);
-        if !args.json {
-            print!("{}", report::real_run_text(trace));
-        }
         let outcome = match watched(trace, &machine.driver()?, &setup) {
             Ok(outcome) => outcome,
             Err(error) if is_refusal(&error) => {
@@ -134,7 +110,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Err(error) => return Err(error),
         };
         if args.json {
-            println!("{}", report::json(trace, &outcome));
+            println!("{}", figures::json(trace, &outcome));
         }
         // Every trace has the same options, so they are reported once.
         if outcomes.is_empty() {
@@ -143,8 +119,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         outcomes.push((trace, outcome));
     }
     if !args.json {
-        print!("{}", report::text(&outcomes, machine.kind));
-        traces.iter().for_each(|trace| print!("{}", report::tags_text(trace)));
+        print!("{}", figures::text(&outcomes, machine.kind));
     }
     ensure!(refused_count == 0, "{refused_count} of {} traces were refused memory", traces.len());
     Ok(())
@@ -155,22 +130,6 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     let refused =
         |error: &ReplayError| matches!(error, ReplayError::Event { error, .. } if error.is_out_of_memory());
     error.downcast_ref::<ReplayError>().is_some_and(refused)
-}
-
-/// Writes the only file as a snapshot.
-fn write_snapshot(files: &[PathBuf], output: &Path) -> Result<()> {
-    let [file] = files else {
-        anyhow::bail!("--snapshot needs one recording of GPUMEM_TRACE or of a flight recorder")
-    };
-    let recording = Recording::read(file).with_context(|| file.display().to_string())?;
-    if let Some(tail) = recording.tail {
-        eprintln!("warning: {}: {tail}", file.display());
-    }
-    let mut written = BufWriter::new(File::create(output).with_context(|| output.display().to_string())?);
-    snapshot(&recording, &mut written)?;
-    written.flush()?;
-    println!("{}: open it at https://pytorch.org/memory_viz", output.display());
-    Ok(())
 }
 
 impl Args {
@@ -186,7 +145,13 @@ impl Args {
             ..Setup::default()
         };
         let setup = recorded.unwrap_or(given);
-        Setup { tuning: setup.tuning, backend: setup.backend, hard_limit: setup.hard_limit, ..self.base() }
+        Setup {
+            conf: self.conf.clone(),
+            waits: self.waits,
+            streams: self.streams,
+            clock: Some(virtual_time),
+            ..setup
+        }
     }
 
     fn traces(&self) -> Result<Vec<Trace>> {
@@ -266,15 +231,6 @@ impl Machine {
         }
     }
 }
-
-const EXAMPLES: &str = "\
-Would it have fit?
-  replay run.trace --find-limit              the smallest limit, for each profile
-  replay run.trace --compare --limit 8GiB    all backends and profiles at a limit, and the best GPUMEM_CONF
-  replay snapshot.pickle --compare           a program that ran with PyTorch's own allocator
-What happened?
-  replay run.trace                           the recorded settings, beside the recorded program
-  replay run.trace --snapshot run.pickle     for https://pytorch.org/memory_viz";
 
 /// The memory of an H200.
 const H200_BYTES: u64 = 143_771 << 20;

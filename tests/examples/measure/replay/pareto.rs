@@ -222,7 +222,7 @@ fn ms(outcome: &Outcome) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::Recorded;
-    use super::super::report::driver_share;
+    use super::super::figures::driver_share;
     use super::*;
 
     #[test]

@@ -1,16 +1,15 @@
-//! The results of replays, as a table and as JSON.
+//! The figures of replays, as tables and as JSON. `cargo xtask replay` prints them too.
 
 use crate::table;
-use gpumem_tests::pool::Bytes;
-use gpumem_tests::sys::DriverKind;
-use gpumem_tests::sys::text::Shown;
 use gpumem_trace::calls::Calls;
-use gpumem_trace::{MoveSums, Outcome, TagSum, Trace};
+use gpumem_trace::pool::Bytes;
+use gpumem_trace::pool::sys::DriverKind;
+use gpumem_trace::{Outcome, TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 /// One JSON object for a trace.
-pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
+pub(crate) fn json(trace: &Trace, outcome: &Outcome) -> Value {
     let live = outcome.live;
     let peers: Map<String, Value> = peers(trace, outcome).map(|(name, ratio)| (name, json!(ratio))).collect();
     json!({
@@ -51,80 +50,8 @@ fn tag_json(sum: &TagSum) -> Value {
     })
 }
 
-/// The settings and the memory of a recorded program; empty for other traces.
-pub(super) fn real_run_text(trace: &Trace) -> String {
-    let (real, mut text) = (trace.real_run(), String::new());
-    for pool in &real.pools {
-        let limit =
-            pool.hard_limit_bytes.map_or("no limit".into(), |bytes| format!("limit {}", Bytes(bytes)));
-        let conf = if pool.conf.is_empty() { String::new() } else { format!(", GPUMEM_CONF={}", pool.conf) };
-        let _ = writeln!(
-            text,
-            "{}: pool {}, backend {}, {limit}{conf}, on {} (device {}, {})",
-            trace.name(),
-            printable(&pool.name),
-            pool.backend,
-            printable(&pool.device),
-            pool.device_ordinal,
-            Bytes(pool.device_bytes)
-        );
-    }
-    if let Some(peak_bytes) = real.peak_reserved_bytes {
-        let _ = writeln!(text, "{}: the program reserved {}", trace.name(), Bytes(peak_bytes));
-    }
-    if real.moves != MoveSums::default() {
-        let _ = writeln!(text, "{}: {}", trace.name(), moves_text(&real.moves));
-    }
-    if trace.refused_count() > 0 {
-        let _ = writeln!(text, "{}: {} of its requests were refused", trace.name(), trace.refused_count());
-    }
-    for report in &real.reports {
-        let lines = report.lines().map(|line| format!("  {}\n", printable(line)));
-        text.extend(lines);
-    }
-    text
-}
-
-/// One line on the arrays that moved to the host and back.
-fn moves_text(moves: &MoveSums) -> String {
-    let MoveSums {
-        out_count, out_bytes, copied_bytes, back_count, back_bytes, early_bytes, kept_bytes, ..
-    } = *moves;
-    let kept = if kept_bytes > 0 { format!("; {} could not move", Bytes(kept_bytes)) } else { String::new() };
-    format!(
-        "{out_count} arrays moved to the host ({}, {} of them copied), {back_count} moved back ({}, {} ahead of use){kept}",
-        Bytes(out_bytes),
-        Bytes(copied_bytes),
-        Bytes(back_bytes),
-        Bytes(early_bytes)
-    )
-}
-
-/// The tags of a recording; empty if it has none.
-pub(super) fn tags_text(trace: &Trace) -> String {
-    if trace.tags().is_empty() {
-        return String::new();
-    }
-    let rows = trace.tags().iter().map(|sum| {
-        [
-            sum.tag.as_deref().map_or("(no tag)".into(), printable),
-            sum.allocation_count.to_string(),
-            Bytes(sum.allocated_bytes).to_string(),
-            Bytes(sum.peak_bytes).to_string(),
-            Bytes(sum.left_bytes).to_string(),
-        ]
-    });
-    let headings = [trace.name(), "allocations", "allocated", "peak", "left at the end"];
-    format!("\n{}", table::render(headings, &rows.collect::<Vec<_>>()))
-}
-
-/// A name or a line from a file.
-fn printable(text: &str) -> String {
-    Shown::sentence(text).to_string()
-}
-
 /// Two tables: the figures, and the driver calls.
-pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String {
+pub(crate) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String {
     let headings = [
         "trace",
         "backend",
@@ -211,16 +138,15 @@ fn mapping_calls(calls: &Calls) -> u64 {
 mod tests {
     use super::*;
     use gpumem_sim::SimConfig;
-    use gpumem_tests::programs::Synthetic;
     use gpumem_trace::{Setup, replay};
 
     /// These keys are a format that other programs read.
     #[test]
     fn the_object_of_a_trace_is_one_line_with_the_promised_keys() {
-        let trace = Synthetic::Kv.trace(0, 2);
+        let trace = Trace::read_from(&b"#{\"format\":1}\na,1,4194304,0\nf,1,0\n"[..], "small").unwrap();
         let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
         let object = json(&trace, &replay(&trace, &driver, &Setup::default(), |_| ()).unwrap());
-        assert_eq!(object["name"], "kv");
+        assert_eq!(object["name"], "small");
         for key in ["operations", "peak_live_bytes", "peak_reserved_bytes", "driver_calls", "driver_ns"] {
             assert!(object[key].as_u64().is_some_and(|value| value > 0), "{key}: {object}");
         }

@@ -1,0 +1,280 @@
+//! `gpumem run`: starts a program with a recording, a limit or the flight recorder, and says at its end where its memory went.
+
+use crate::describe::{count, grown, holders_table, moment, named, request, seconds};
+use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
+use crate::replay::ROWS;
+use anyhow::{Context, Result, bail, ensure};
+use core::fmt::Write as _;
+use gpumem_trace::pool::Bytes;
+use gpumem_trace::pool::sys::text::Shown;
+use gpumem_trace::{Event, Trace};
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Instant, SystemTime};
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "The exit status is the program's, or 128 and the number of the signal that ended it. The program must use gpumem, in Rust, C, \
+                        Python or as PyTorch's allocator, and build its pool from the environment."
+)]
+pub(crate) struct Args {
+    /// Record all requests into this file and keep it; `%p` is the process ID [default: a file that is read for the summary and deleted]
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Record nothing: the program runs at full speed, and there is no summary
+    #[arg(long, conflicts_with = "record")]
+    no_record: bool,
+    /// Write the last requests into this file when a request is refused, or `on` for one in the folder for temporary files
+    #[arg(long, value_name = "FILE")]
+    flight_recorder: Option<PathBuf>,
+    /// The hard limit of its pools (GPUMEM_HARD_LIMIT)
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<String>,
+    /// The profile of its pools: fast, balanced or tight (GPUMEM_PROFILE)
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
+    /// More host memory for its arrays, such as host:32GiB (GPUMEM_SPILL)
+    #[arg(long, value_name = "WHERE")]
+    spill: Option<String>,
+    /// Options of its pools by name (GPUMEM_CONF)
+    #[arg(long, value_name = "KEY:VALUE,…")]
+    conf: Option<String>,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Returns the exit status.
+pub(crate) fn run(args: &Args) -> Result<u8> {
+    let folder = Scratch::new()?;
+    let record = match (&args.record, args.no_record) {
+        (_, true) => None,
+        (Some(file), _) => Some(std::path::absolute(file)?),
+        (None, _) => Some(folder.0.join("gpumem-%p.trace")),
+    };
+    let begin = (Instant::now(), SystemTime::now());
+    let status = args.start(record.as_deref())?;
+    let took = begin.0.elapsed();
+    let code = match (status.code(), signal(status)) {
+        (Some(code), _) => code as u8,
+        (None, number) => 128 + number as u8,
+    };
+    let Some(record) = record else { return Ok(code) };
+    let mut text = format!(
+        "\n{} {} after {:.1} s\n",
+        styled(HEADING, format!("{} run:", command_name())),
+        ended(status),
+        took.as_secs_f64()
+    );
+    let files = records(&record, begin.1)?;
+    if files.is_empty() {
+        let _ = writeln!(
+            text,
+            "  {} the program built no pool from the environment, so nothing is recorded: use Pool::from_env in Rust, GPUMEM_FROM_ENVIRONMENT in C, \
+             gpumem.torch.install() in Python",
+            styled(NOTE, "note")
+        );
+    }
+    for file in &files {
+        text += &summary(file, args.record.is_some());
+    }
+    // The program's output is on the standard output.
+    _ = anstream::stderr().lock().write_all(text.as_bytes());
+    Ok(code)
+}
+
+impl Args {
+    /// Runs the program to its end. Interrupts are for it: this process waits for it, and passes on what asks it to end.
+    fn start(&self, record: Option<&Path>) -> Result<ExitStatus> {
+        let [program, rest @ ..] = &self.program[..] else { bail!("no program is named") };
+        let mut command = Command::new(program);
+        command.args(rest);
+        let variables = [
+            ("GPUMEM_TRACE", record.map(Path::as_os_str)),
+            ("GPUMEM_FLIGHT_RECORDER", self.flight_recorder.as_deref().map(Path::as_os_str)),
+            ("GPUMEM_HARD_LIMIT", self.limit.as_deref().map(str::as_ref)),
+            ("GPUMEM_PROFILE", self.profile.as_deref().map(str::as_ref)),
+            ("GPUMEM_SPILL", self.spill.as_deref().map(str::as_ref)),
+            ("GPUMEM_CONF", self.conf.as_deref().map(str::as_ref)),
+        ];
+        for (name, value) in variables {
+            value.into_iter().for_each(|value| _ = command.env(name, value));
+        }
+        let signals = Signals::watch()?;
+        let mut child =
+            command.spawn().with_context(|| format!("cannot start {}", Shown::path(Path::new(program))))?;
+        signals.pass_on_to(child.id());
+        Ok(child.wait()?)
+    }
+}
+
+#[cfg(unix)]
+fn signal(status: ExitStatus) -> i32 {
+    std::os::unix::process::ExitStatusExt::signal(&status).unwrap_or(0)
+}
+
+#[cfg(not(unix))]
+fn signal(_status: ExitStatus) -> i32 {
+    0
+}
+
+fn ended(status: ExitStatus) -> String {
+    match status.code() {
+        Some(0) => "the program has ended".into(),
+        Some(code) => format!("the program has {} with status {code}", styled(BAD, "ended")),
+        None => format!("the program was {} by signal {}", styled(BAD, "ended"), signal(status)),
+    }
+}
+
+/// Signals to this process while the program runs.
+#[cfg(unix)]
+struct Signals(signal_hook::iterator::Signals);
+
+#[cfg(unix)]
+impl Signals {
+    /// A terminal sends its interrupts to the program too; they must not end this process first.
+    fn watch() -> Result<Self> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+        Ok(Self(signal_hook::iterator::Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?))
+    }
+
+    fn pass_on_to(mut self, process: u32) {
+        use rustix::process::{Pid, Signal, kill_process};
+        let Some(process) = Pid::from_raw(process as i32) else { return };
+        std::thread::spawn(move || {
+            for signal in self.0.forever() {
+                let signal = match signal {
+                    signal_hook::consts::SIGTERM => Signal::TERM,
+                    signal_hook::consts::SIGHUP => Signal::HUP,
+                    _ => continue,
+                };
+                _ = kill_process(process, signal);
+            }
+        });
+    }
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn watch() -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn pass_on_to(self, _process: u32) {}
+}
+
+/// The files that the processes of the program have recorded: `%p` in the name stands for a number.
+fn records(record: &Path, begin: SystemTime) -> Result<Vec<PathBuf>> {
+    let name = record
+        .file_name()
+        .and_then(|name| name.to_str())
+        .context("the file of --record has no name in UTF-8")?;
+    let folder = record.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).with_context(|| Shown::path(folder).to_string())? {
+        let entry = entry?;
+        let is_new = || Some(entry.metadata().ok()?.modified().ok()? >= begin);
+        let is_named = entry.file_name().to_str().is_some_and(|found| is_of(found, name));
+        if is_named && is_new().unwrap_or(true) {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// True if the name is the pattern with a number for each `%p`.
+fn is_of(name: &str, pattern: &str) -> bool {
+    match pattern.split_once("%p") {
+        None => name == pattern,
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            let digits = rest.chars().take_while(char::is_ascii_digit).count();
+            digits > 0 && is_of(&rest[digits..], after)
+        }),
+    }
+}
+
+/// What one process did.
+fn summary(file: &Path, is_kept: bool) -> String {
+    let trace = match Trace::read(file) {
+        Ok(trace) if !trace.events().is_empty() => trace,
+        Ok(_) => return format!("  {}: no request\n", Shown::path(file)),
+        Err(error) => return format!("  {} {error}\n", styled(NOTE, "note")),
+    };
+    let requests = trace
+        .events()
+        .iter()
+        .filter(|event| matches!(event, Event::Alloc { .. } | Event::Refused { .. }))
+        .count() as u64;
+    let mut text = format!("  requests  {}", count(requests));
+    if let Some(time_ns) = trace.time_ns(trace.events().len() - 1).filter(|time_ns| *time_ns > 0) {
+        let _ = write!(text, " in {}", seconds(time_ns));
+    }
+    let _ = writeln!(text, ", {} refused", count(trace.refused_count()));
+    let peak = trace.peak_event();
+    let _ =
+        writeln!(text, "  peak      {} live at {}", Bytes(trace.peaks().live_bytes), moment(&trace, peak));
+    if let Some(bytes) = trace.real_run().peak_reserved_bytes {
+        let _ = writeln!(text, "  reserved  {} at most", Bytes(bytes));
+    }
+    if let Some(event) = trace.last_refusal() {
+        let _ = writeln!(
+            text,
+            "  {}   {} at {}",
+            styled(BAD, "refused"),
+            request(&trace, event),
+            moment(&trace, event)
+        );
+    }
+    let growth = trace.growth(trace.events().len());
+    if let Some(first) = growth.first() {
+        let _ = writeln!(text, "  grew      {} {}", named(&first.holder), grown(&trace, first));
+    }
+    let _ = write!(
+        text,
+        "\n{}\n{}",
+        styled(HEADING, "held at the peak"),
+        holders_table(&trace.holders(peak + 1), &growth, ROWS)
+    );
+    if is_kept {
+        let _ = writeln!(text, "\n  recorded  {0}; next: {1} report {0}", Shown::path(file), command_name());
+    }
+    text
+}
+
+/// A folder that is deleted at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("gpumem-run-{}", std::process::id()));
+        ensure!(!folder.exists(), "{} exists: delete it", Shown::path(&folder));
+        std::fs::create_dir(&folder).with_context(|| Shown::path(&folder).to_string())?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            complain("warning", &format!("{} is left: {error}", Shown::path(&self.0)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of;
+
+    #[test]
+    fn names_with_a_number_for_the_process_are_found() {
+        assert!(is_of("run.trace", "run.trace") && !is_of("run.trace.1", "run.trace"));
+        assert!(is_of("run-4711.trace", "run-%p.trace") && !is_of("run-.trace", "run-%p.trace"));
+        assert!(!is_of("run-4711.trace.1", "run-%p.trace") && !is_of("other-1.trace", "run-%p.trace"));
+    }
+}

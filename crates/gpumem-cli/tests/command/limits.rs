@@ -1,0 +1,89 @@
+//! The limits that the command names are tried with the programs themselves.
+
+use crate::programs::{ALL, Program, Scratch, gpumem, record, run};
+use gpumem_trace::pool::trace::Recording;
+use serde_json::Value;
+
+/// Of thirty programs: with the limit that `--find-limit` names nothing is refused, and where a replay says that it does not fit, the program is
+/// refused.
+#[test]
+fn named_limits_are_true_of_the_programs() {
+    let scratch = Scratch::new("truth");
+    for program in ALL {
+        for seed in 1..=5 {
+            let file = scratch.path(&format!("{program:?}-{seed}.trace"));
+            record(program, seed, None, &file).unwrap();
+            let found = find_limit(&file);
+            let limit_bytes = found["smallest_limit_bytes"].as_u64().unwrap();
+            run(program, seed, Some(limit_bytes))
+                .unwrap_or_else(|error| panic!("{program:?} {seed}: {error}"));
+            for step in 1..4 {
+                let smaller_bytes = limit_bytes - step * found["step_bytes"].as_u64().unwrap();
+                let fits = gpumem(["replay", &file, "--limit", &smaller_bytes.to_string()]).code == 0;
+                let ran = run(program, seed, Some(smaller_bytes));
+                assert_eq!(fits, ran.is_ok(), "{program:?} {seed} in {smaller_bytes}: {ran:?}");
+            }
+        }
+    }
+}
+
+/// The same from snapshots of PyTorch, which have no settings and no limits.
+#[test]
+fn limits_from_snapshots_are_true_of_the_programs() {
+    let scratch = Scratch::new("snapshots");
+    for program in ALL {
+        let (file, snapshot) = (scratch.path("run.trace"), scratch.path("run.pickle"));
+        record(program, 3, None, &file).unwrap();
+        let mut bytes = Vec::new();
+        gpumem_trace::snapshot(&Recording::read(&file).unwrap(), &mut bytes).unwrap();
+        std::fs::write(&snapshot, bytes).unwrap();
+        let limit_bytes = find_limit(&snapshot)["smallest_limit_bytes"].as_u64().unwrap();
+        run(program, 3, Some(limit_bytes)).unwrap_or_else(|error| panic!("{program:?}: {error}"));
+    }
+}
+
+/// A record that ends at a refusal, or while the program runs, has a lower bound only; and the program does not run below it.
+#[test]
+fn a_record_that_ends_early_has_no_upper_bound() {
+    let scratch = Scratch::new("early");
+    for (program, seed) in
+        [(Program::Leak, 1), (Program::Leak, 4), (Program::Warming, 2), (Program::Doubling, 3)]
+    {
+        let whole = scratch.path("whole.trace");
+        record(program, seed, None, &whole).unwrap();
+        let needed_bytes = find_limit(&whole)["smallest_limit_bytes"].as_u64().unwrap();
+        let file = scratch.path("refused.trace");
+        record(program, seed, Some(needed_bytes / 2), &file).unwrap_err();
+        let found = find_limit(&file);
+        assert!(found["smallest_limit_bytes"].is_null(), "{program:?}: {found}");
+        assert_eq!(found["open_end"], "the record ends at a refusal");
+        let least_bytes = found["at_least_bytes"].as_u64().unwrap();
+        assert!(needed_bytes / 2 < least_bytes && least_bytes <= needed_bytes, "{program:?}: {found}");
+        let said = gpumem(["replay", &file, "--find-limit"]).out;
+        let first = said.lines().next().unwrap();
+        assert!(first.starts_with("refused: at least ") && !first.contains("fits"), "{first}");
+        if program == Program::Leak {
+            assert!(
+                first.contains("while `kept` was growing by ") && first.ends_with("; a limit only delays it"),
+                "{first}"
+            );
+        }
+    }
+    // A pool that is never dropped.
+    let file = scratch.path("running.trace");
+    let recorder = gpumem_trace::pool::trace::Trace::create(&file).unwrap();
+    let device =
+        gpumem_trace::pool::Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0)
+            .unwrap();
+    let pool = gpumem_trace::pool::Pool::builder(&device).adaptor(recorder.clone()).build().unwrap();
+    let kept = pool.alloc(8 << 20, &gpumem_trace::pool::Stream::new(&device).unwrap()).unwrap();
+    assert!(recorder.flush(core::time::Duration::from_secs(10)));
+    let found = find_limit(&file);
+    assert_eq!(found["open_end"], "the record ends while the pool is in use", "{found}");
+    drop(kept);
+}
+
+fn find_limit(file: &str) -> Value {
+    let said = gpumem(["replay", file, "--find-limit", "--profile", "balanced", "--json"]);
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}

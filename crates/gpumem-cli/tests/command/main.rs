@@ -1,0 +1,256 @@
+//! The command, as a program of its own, on records of programs that ran on the simulator.
+
+mod limits;
+mod programs;
+
+use programs::{Program, Scratch, gpumem, record};
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+/// The first line has the answer, with its exit status.
+#[test]
+fn the_first_line_answers() {
+    let scratch = Scratch::new("answers");
+    let file = scratch.path("run.trace");
+    record(Program::Steady, 1, None, &file).unwrap();
+    let said = gpumem(["replay", &file, "--limit", "1GiB"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let first = said.out.lines().next().unwrap();
+    assert!(first.starts_with("run: fits in 1.000 GiB: peak ") && first.contains(", 0 of "), "{first}");
+    assert!(!said.out.contains('\u{1b}'), "no colours in a pipe: {said:?}");
+    let said = gpumem(["replay", &file, "--limit", "4MiB"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    let first = said.out.lines().next().unwrap();
+    assert!(first.starts_with("run: does not fit in 4.000 MiB: request "), "{first}");
+    assert!(first.contains(" for `") && first.ends_with("is refused"), "{first}");
+    assert!(said.out.contains("held when it is refused, at "), "{said:?}");
+    // The driver's calls are for those who ask.
+    assert!(!said.out.contains("driver ms"));
+    assert!(gpumem(["replay", &file, "--verbose"]).out.contains("driver ms"));
+}
+
+/// A record that ends at a refusal names who holds the memory and what was growing.
+#[test]
+fn a_report_says_who_and_what_grew() {
+    let scratch = Scratch::new("report");
+    let file = scratch.path("leak.trace");
+    assert!(record(Program::Leak, 2, Some(64 << 20), &file).is_err());
+    let said = gpumem(["report", &file]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let first = said.out.lines().next().unwrap();
+    assert!(first.starts_with("leak: refused ") && first.contains(" at "), "{first}");
+    assert!(said.out.contains("  grew     `kept` by "), "{}", said.out);
+    assert!(said.out.contains("the limit is 64.000 MiB"), "{}", said.out);
+    assert!(said.out.contains(&format!("gpumem replay {file} --find-limit")), "{}", said.out);
+    assert!(said.out.lines().count() <= 40, "one screen: {}", said.out);
+    let value: Value = serde_json::from_str(&gpumem(["report", &file, "--json"]).out).unwrap();
+    assert_eq!(value["growth"][0]["holder"], "kept");
+    assert!(value["refused_bytes"].as_u64().unwrap() > 0);
+}
+
+/// The text that a program has printed is a report too.
+#[test]
+fn a_saved_report_is_read() {
+    let scratch = Scratch::new("saved");
+    let error = record(Program::Leak, 3, Some(64 << 20), &scratch.path("x.trace")).unwrap_err();
+    let file = scratch.path("server.log");
+    std::fs::write(&file, format!("INFO start\nERROR {error}\nINFO end\n")).unwrap();
+    let said = gpumem(["report", &file]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.out.contains("  reason   the limit of 64.000 MiB refused "), "{}", said.out);
+    assert!(said.out.contains("  advice   ") && said.out.contains("    kept"), "{}", said.out);
+    assert!(!said.out.contains("INFO"), "{}", said.out);
+}
+
+/// A build fails if the peak has grown.
+#[test]
+fn a_peak_is_held_against_a_baseline() {
+    let scratch = Scratch::new("baseline");
+    let (small, large) = (scratch.path("small.trace"), scratch.path("large.trace"));
+    record(Program::Steady, 1, None, &small).unwrap();
+    record(Program::Steady, 4, None, &large).unwrap();
+    assert_eq!(gpumem(["replay", &small, "--baseline", &small]).code, 0);
+    let said = gpumem(["replay", &large, "--baseline", &small]);
+    assert!(said.code == 1 && said.out.contains("  allowed   above the "), "{said:?}");
+    assert_eq!(gpumem(["replay", &large, "--baseline", &small, "--max-growth", "900"]).code, 0);
+    assert_eq!(gpumem(["replay", &small, "--max-peak", "1GiB"]).code, 0);
+    assert_eq!(gpumem(["replay", &small, "--max-peak", "2MiB"]).code, 1);
+}
+
+/// What cannot be read is an error with status 2, never an answer.
+#[test]
+fn files_that_are_no_records_are_errors() {
+    let scratch = Scratch::new("errors");
+    let empty = scratch.path("empty.trace");
+    std::fs::write(&empty, "").unwrap();
+    let garbage = scratch.path("garbage.trace");
+    std::fs::write(&garbage, [7_u8; 900]).unwrap();
+    let no_events = scratch.path("none.csv");
+    std::fs::write(&no_events, "#{\"format\":1}\n").unwrap();
+    let missing = scratch.path("missing.trace");
+    for task in ["replay", "report"] {
+        for file in [&empty, &garbage, &no_events, &missing] {
+            let said = gpumem([task, file]);
+            assert!(said.code == 2 && said.error.starts_with("error: "), "{task} {file}: {said:?}");
+            assert!(!said.error.contains("panicked") && said.out.is_empty(), "{task} {file}: {said:?}");
+        }
+    }
+    for wrong in [
+        &["replay"][..],
+        &["replay", &empty, "--limit", "many"],
+        &["replay", &empty, "--compare", "--find-limit"],
+    ] {
+        assert_eq!(gpumem(wrong).code, 2, "{wrong:?}");
+    }
+}
+
+/// A record that is cut anywhere is an error, or is said to have an open end.
+#[test]
+fn a_cut_record_is_never_whole() {
+    let scratch = Scratch::new("cut");
+    let (file, cut) = (scratch.path("run.trace"), scratch.path("cut.trace"));
+    record(Program::Warming, 1, None, &file).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    for part in 1..12 {
+        std::fs::write(&cut, &bytes[..bytes.len() * part / 12]).unwrap();
+        let said = gpumem(["replay", &cut, "--find-limit", "--json"]);
+        match said.code {
+            2 => assert!(said.error.contains("error: "), "{said:?}"),
+            _ => {
+                let value: Value = serde_json::from_str(said.out.lines().next().unwrap()).unwrap();
+                assert!(value["smallest_limit_bytes"].is_null(), "cut at {part}/12: {value}");
+                assert!(value["open_end"].is_string(), "cut at {part}/12: {value}");
+            }
+        }
+    }
+}
+
+/// A reader that goes is no panic, and the status stays that of the answer.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let scratch = Scratch::new("pipe");
+    let file = scratch.path("run.trace");
+    record(Program::Fragmented, 1, None, &file).unwrap();
+    for task in
+        [&["replay", &file, "--compare"][..], &["report", &file], &["replay", &file, "--limit", "2MiB"]]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = Command::new(env!("CARGO_BIN_EXE_gpumem"))
+            .args(task)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!error.contains("panicked") && !error.contains("error"), "{task:?}: {error}");
+        assert_eq!(output.status.code(), Some(i32::from(task.contains(&"2MiB"))), "{task:?}: {error}");
+    }
+}
+
+/// Help comes at once: no subcommand reads or starts anything for it.
+#[test]
+fn every_subcommand_has_help() {
+    let help = gpumem(["--help"]);
+    assert!(help.code == 0 && help.out.contains("Exit status"), "{help:?}");
+    let tasks = help
+        .out
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| line.starts_with("  "));
+    let tasks: Vec<&str> = tasks.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(tasks.contains(&"report") && tasks.contains(&"replay"), "{tasks:?}");
+    for task in tasks.iter().filter(|task| **task != "help") {
+        let said = gpumem([task, "--help"]);
+        assert!(said.code == 0 && said.out.contains("Usage: gpumem "), "{task}: {said:?}");
+    }
+}
+
+/// A program runs with its arguments and status, and its memory is summed up on the standard error.
+#[test]
+#[cfg(unix)]
+fn a_program_is_run_and_summed_up() {
+    let said = gpumem(["run", "--", "sh", "-c", "echo out; exit 7"]);
+    assert!(said.code == 7 && said.out == "out\n", "{said:?}");
+    assert!(said.error.contains("ended with status 7") && said.error.contains("built no pool"), "{said:?}");
+    assert_eq!(gpumem(["run", "--", "sh", "-c", "kill -9 $$"]).code, 128 + 9);
+    let said = gpumem([
+        "run",
+        "--limit",
+        "1GiB",
+        "--profile",
+        "tight",
+        "--no-record",
+        "--",
+        "sh",
+        "-c",
+        "echo $GPUMEM_HARD_LIMIT $GPUMEM_PROFILE",
+    ]);
+    assert!(said.out == "1GiB tight\n" && said.error.is_empty(), "{said:?}");
+    let said = gpumem(["run", "--", "no-such-program"]);
+    assert!(said.code == 2 && said.error.contains("cannot start"), "{said:?}");
+    // The test itself is a program with a pool.
+    let scratch = Scratch::new("run");
+    let kept = scratch.path("kept-%p.trace");
+    let own = std::env::current_exe().unwrap();
+    let own = own.to_str().unwrap();
+    let child = ["--ignored", "--exact", "as_a_program"];
+    let said = gpumem(["run", "--record", &kept, "--", own].iter().chain(&child));
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.error.contains("requests  41,") || said.error.contains("requests  41 "), "{said:?}");
+    assert!(
+        said.error.contains("held at the peak") && said.error.contains("next: gpumem report "),
+        "{said:?}"
+    );
+    let said = gpumem(["run", "--limit", "8MiB", "--", own].iter().chain(&child));
+    assert!(said.code != 0 && said.error.contains("refused"), "{said:?}");
+}
+
+#[test]
+#[ignore = "run by `a_program_is_run_and_summed_up`, as a program of its own"]
+fn as_a_program() {
+    use gpumem_trace::pool::{Device, Pool, Stream};
+    let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+    let pool = Pool::from_env(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let _weights = pool.alloc(4 << 20, &stream).unwrap();
+    let kept: Vec<_> = (0..40).map(|_| pool.alloc(1 << 20, &stream).unwrap()).collect();
+    drop(kept);
+}
+
+/// The machine of the tests has no GPU, or has one: the rows say which, and set variables are checked.
+#[test]
+fn the_doctor_looks_at_the_machine() {
+    let said = gpumem(["doctor", "--quick", "--json"]);
+    let value: Value = serde_json::from_str(&said.out).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    let row =
+        |section: &str, name: &str| rows.iter().find(|row| row["section"] == section && row["name"] == name);
+    let is_good = row("driver", "library").unwrap()["grade"] == "ok";
+    assert_eq!(said.code == 0, value["is_good"] == true, "{value}");
+    assert!(
+        is_good || row("driver", "library").unwrap()["advice"].as_str().unwrap().contains("driver"),
+        "{value}"
+    );
+    let with = |name: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));
+        let output = command.args(["doctor"]).env("GPUMEM_DRIVER", "sim").env(name, value).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, out) = with("GPUMEM_PROFILE", "tight");
+    assert!(
+        code == 0 && out.contains("an allocation and its free") && out.contains("nothing is wrong"),
+        "{out}"
+    );
+    let (code, out) = with("GPUMEM_PROFLE", "tight");
+    assert!(code == 1 && out.contains("unset it, or correct the name"), "{out}");
+    let (code, out) = with("GPUMEM_HARD_LIMIT", "many");
+    assert!(code == 1 && out.contains("correct the value"), "{out}");
+}
+
+#[test]
+fn completions_name_the_subcommands() {
+    let said = gpumem(["completions", "bash"]);
+    assert!(said.code == 0 && said.out.contains("find-limit") && said.out.contains("doctor"), "{said:?}");
+}

@@ -1,0 +1,18 @@
+"""`python -m gpumem`: the command `gpumem`, which reads, replays and draws records of GPU allocations. `python -m gpumem --help` lists what it does."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    program = Path(__file__).parent / "bin" / "gpumem"
+    try:
+        # The name that usage texts show, and the commands that it advises.
+        os.execv(program, ["python -m gpumem", *sys.argv[1:]])
+    except OSError as error:
+        raise SystemExit(f"cannot start {program}: {error.strerror}; install the wheel again") from error
+
+
+if __name__ == "__main__":
+    main()
