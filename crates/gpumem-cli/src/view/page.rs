@@ -46,6 +46,12 @@ pub(super) fn escaped(text: &str) -> String {
     escaped
 }
 
-const PAGE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+/// One script: the files see each other's names.
+const SCRIPT: &str = concat!(
+    include_str!("page/record.js"),
+    include_str!("page/chart.js"),
+    include_str!("page/moment.js"),
+    include_str!("page/controls.js"),
+);

@@ -202,7 +202,8 @@ def screenshots(page, path, folder):
         page.theme(theme)
         page.run("pick(Number(document.querySelector('#blocks tbody tr').dataset.block))")
         settle(page)
-        size = page.run("({x: 0, y: 0, width: document.documentElement.clientWidth, height: Math.ceil(document.body.getBoundingClientRect().bottom)})")
+        bottom = "Math.ceil(document.getElementById('heap').getBoundingClientRect().bottom + 14)"
+        size = page.run(f"({{x: 0, y: 0, width: document.documentElement.clientWidth, height: {bottom}}})")
         page.screenshot(os.path.join(folder, f"view-{theme}.png"), size)
 
 
@@ -217,7 +218,7 @@ def main():
     if not browser.find():
         print("skipped: no Chromium is installed")
         return 77
-    page = browser.Browser(width=1280 if arguments.screenshots else 1400)
+    page = browser.Browser(width=1080 if arguments.screenshots else 1400)
     try:
         for path in arguments.pages:
             if arguments.screenshots:
