@@ -71,7 +71,7 @@ struct Written {
     size_bytes: u64,
 }
 
-/// Writes a file, or the standard output for `-`.
+/// Writes a file.
 fn write(
     path: &Path,
     kind: &'static str,

@@ -171,10 +171,13 @@ def measure(page, path):
     wall = time.time() - wall
     page.run("HTMLElement.prototype.setPointerCapture = () => {}")
     result = {"events": page.run("eventCount"), "page_mb": round(os.path.getsize(path) / 1e6, 2), "open_s": round(ms / 1000, 2), "open_wall_s": round(wall, 2)}
+    page.run("window.paints = []; { const own = paint; paint = () => { const begin = performance.now(); own(); paints.push(performance.now() - begin); }; }")
     for zoom in (0.5, 0.01):
+        page.run("paints.length = 0")
         page.run(f"setView(domainEnd * (0.5 - {zoom} / 2), domainEnd * (0.5 + {zoom} / 2))")
         script = FRAMES % ("document.getElementById('chart')", "PointerEvent", "", "'pointerdown'", "'pointerup'", "'pointermove'")
         result[f"pan_{zoom}"] = summary(page.run(script))
+        result[f"pan_{zoom}"]["paint_ms"] = page.run("Number(paints.sort((a, b) => a - b)[paints.length >> 1].toFixed(1))")
     result["moment_ms"] = page.run("(() => { const begin = performance.now(); moment = Math.floor(eventCount / 2); showMoment(); return Math.round(performance.now() - begin); })()")
     return result
 
@@ -218,7 +221,7 @@ def main():
     if not browser.find():
         print("skipped: no Chromium is installed")
         return 77
-    page = browser.Browser(width=1080 if arguments.screenshots else 1400)
+    page = browser.Browser(width=960 if arguments.screenshots else 1400)
     try:
         for path in arguments.pages:
             if arguments.screenshots:
