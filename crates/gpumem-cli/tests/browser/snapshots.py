@@ -15,7 +15,7 @@ def frame(name, filename, line):
     return {"name": name, "filename": filename, "line": line}
 
 
-MAIN = [frame("train", "/home/ada/train.py", 118), frame("<module>", "/home/ada/train.py", 140)]
+MAIN = [frame("train", "/data/ada/train.py", 118), frame("<module>", "/data/ada/train.py", 140)]
 MODULE = [frame("_call_impl", TORCH + "nn/modules/module.py", 1773), frame("_wrapped_call_impl", TORCH + "nn/modules/module.py", 1762)]
 EMPTY = [frame("at::detail::empty_generic", "??", 0), frame("at::native::empty_cuda", "??", 0)]
 
@@ -25,15 +25,15 @@ def stack(*own):
 
 
 LINEAR = frame("forward", TORCH + "nn/modules/linear.py", 125)
-WEIGHTS = stack(frame("__init__", "/home/ada/model.py", 21))
-OPTIMIZER = stack(frame("step", TORCH + "optim/adamw.py", 243), frame("step", "/home/ada/train.py", 96))
-BATCH = stack(frame("load", "/home/ada/data.py", 33))
-GRADIENTS = stack(frame("backward", TORCH + "autograd/graph.py", 829), frame("step", "/home/ada/train.py", 92))
-HISTORY = stack(frame("log", "/home/ada/train.py", 57))
+WEIGHTS = stack(frame("__init__", "/data/ada/model.py", 21))
+OPTIMIZER = stack(frame("step", TORCH + "optim/adamw.py", 243), frame("step", "/data/ada/train.py", 96))
+BATCH = stack(frame("load", "/data/ada/data.py", 33))
+GRADIENTS = stack(frame("backward", TORCH + "autograd/graph.py", 829), frame("step", "/data/ada/train.py", 92))
+HISTORY = stack(frame("log", "/data/ada/train.py", 57))
 LAYERS = [
     [
-        stack(LINEAR, *MODULE, frame("attention", "/home/ada/model.py", 40 + part), *MODULE, frame("forward", "/home/ada/model.py", 88)),
-        stack(LINEAR, *MODULE, frame("mlp", "/home/ada/model.py", 61 + part), *MODULE, frame("forward", "/home/ada/model.py", 88)),
+        stack(LINEAR, *MODULE, frame("attention", "/data/ada/model.py", 40 + part), *MODULE, frame("forward", "/data/ada/model.py", 88)),
+        stack(LINEAR, *MODULE, frame("mlp", "/data/ada/model.py", 61 + part), *MODULE, frame("forward", "/data/ada/model.py", 88)),
     ]
     for part in range(3)
 ]

@@ -139,7 +139,7 @@ mod tests {
         let package = "/env/lib/python3.12/site-packages/transformers/models/bert.py:12 forward";
         let cpp = ":0 at::native::empty_cuda";
         assert_eq!(
-            tag(&[cpp, torch, package, "/home/a/train.py:42 step", "/home/a/train.py:90 <module>"]).unwrap(),
+            tag(&[cpp, torch, package, "/data/a/train.py:42 step", "/data/a/train.py:90 <module>"]).unwrap(),
             "train.py:42 step"
         );
         assert_eq!(tag(&[cpp, torch, package]).unwrap(), "bert.py:12 forward");
