@@ -1,5 +1,7 @@
 //! The command, as a program of its own, on records of programs that ran on the simulator.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
 mod limits;
 mod programs;
 
