@@ -48,6 +48,12 @@ class WheelTest(unittest.TestCase):
         for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so", "lib/libgpumem_cupy.so", "lib/libgpumem_python.so"):
             self.assertIn(f"gpumem/{name}", self.names)
 
+    def test_the_command_knows_the_version_of_pytorch(self):
+        root = Path(__file__).parents[2]
+        tested = re.search(r"is tested with PyTorch ([0-9.]+);", (root / "python/gpumem/torch.py").read_text())
+        doctor = (root / "crates/gpumem-cli/src/doctor.rs").read_text()
+        self.assertIn(f'TESTED_TORCH: &str = "{tested[1]}"', doctor)
+
     def test_it_has_the_command(self):
         mode = self.wheel.getinfo("gpumem/bin/gpumem").external_attr >> 16
         self.assertTrue(mode & 0o111, oct(mode))

@@ -2,6 +2,7 @@
 
 mod capi;
 mod ci;
+mod command;
 mod drop_in;
 mod generate;
 mod gpu_test;
@@ -48,6 +49,8 @@ enum Task {
     Capi(capi::Args),
     /// Build the Python package
     Wheel(capi::python::Args),
+    /// Build the command `gpumem` as one file for Linux systems since 2018
+    Command(command::Args),
     /// Make the header of the C library
     #[command(disable_help_flag = true)]
     Header(generate::Args),
@@ -82,6 +85,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::DropIn(args) => drop_in::run(args),
         Task::Capi(args) => capi::run(args),
         Task::Wheel(args) => capi::python::run(args),
+        Task::Command(args) => command::run(args),
         Task::Header(args) => generate::run(generate::HEADER, args),
         Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),

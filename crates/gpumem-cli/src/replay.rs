@@ -17,7 +17,7 @@ use gpumem_trace::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -74,7 +74,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
     ensure!(args.max_growth.is_finite() && args.max_growth >= 0.0, "--max-growth is a percentage, such as 5");
-    let traces: Vec<Trace> = args.files.iter().map(|file| read(file)).collect::<Result<_>>()?;
+    let traces: Vec<Trace> = args.files.iter().map(read).collect::<Result<_>>()?;
     if args.find_limit {
         return limit::run(args, &traces);
     }
@@ -102,7 +102,8 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
 }
 
 /// Reads a record, and says what is missing in it.
-pub(crate) fn read(file: &PathBuf) -> Result<Trace> {
+pub(crate) fn read(file: impl AsRef<Path>) -> Result<Trace> {
+    let file = file.as_ref();
     let trace = Trace::read(file)?;
     ensure!(
         request_count(&trace, trace.events().len()) > 0,

@@ -85,7 +85,10 @@ fn text_of(trace: &Trace, file: &Path) -> String {
         None => (last, "held at the end"),
     };
     let held = trace.holders(at);
-    let _ = write!(text, "\n{}\n{}", styled(HEADING, heading), holders_table(&held, &growth, ROWS));
+    // A flight record has the last requests only; the report in it counts older blocks by tag too.
+    let table = report.as_ref().map(Saved::table).filter(|table| !table.is_empty());
+    let table = table.unwrap_or_else(|| holders_table(&held, &growth, ROWS));
+    let _ = write!(text, "\n{}\n{table}", styled(HEADING, heading));
     let at_peak = trace.holders(peak + 1);
     // Once more only if that is another picture.
     if at_peak.live_bytes > held.live_bytes.saturating_add(held.live_bytes / 10) {

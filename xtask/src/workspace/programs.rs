@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn of(artifact: &Artifact) -> Self {
+    pub(crate) fn of(artifact: &Artifact) -> Self {
         let target = &artifact.target;
         match artifact.profile.test {
             true if target.is_example() || target.is_bin() => Self::UnitTests,

@@ -78,6 +78,11 @@ impl Saved {
         text
     }
 
+    /// Who holds the memory, and what the pool tried.
+    pub(super) fn table(&self) -> String {
+        self.table.iter().map(|line| format!("  {}\n", Shown::sentence(line))).collect()
+    }
+
     pub(super) fn text(&self, file: &Path) -> String {
         let mut text = format!("{}: {} memory", Shown::path(file), styled(BAD, "refused"));
         if self.count > 1 {
@@ -85,9 +90,8 @@ impl Saved {
         }
         text = text + "\n" + &self.why();
         if !self.table.is_empty() {
-            let _ = writeln!(text, "\n{}", styled(HEADING, "held when it is refused"));
+            let _ = write!(text, "\n{}\n{}", styled(HEADING, "held when it is refused"), self.table());
         }
-        self.table.iter().for_each(|line| _ = writeln!(text, "  {}", Shown::sentence(line)));
         match &self.record {
             Some(record) => {
                 let report = format!("{} report {}", command_name(), shell(Path::new(record)));

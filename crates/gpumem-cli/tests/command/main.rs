@@ -1,5 +1,7 @@
 //! The command, as a program of its own, on records of programs that ran on the simulator.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
 mod limits;
 mod programs;
 
@@ -46,6 +48,32 @@ fn a_report_says_who_and_what_grew() {
     let value: Value = serde_json::from_str(&gpumem(["report", &file, "--json"]).out).unwrap();
     assert_eq!(value["growth"][0]["holder"], "kept");
     assert!(value["refused_bytes"].as_u64().unwrap() > 0);
+}
+
+/// A flight record has the last requests only, and its report counts the older blocks too.
+#[test]
+fn a_flight_record_is_reported_with_its_own_table() {
+    use gpumem_trace::pool::{Device, FlightRecorder, Pool, Stream};
+    let scratch = Scratch::new("flight");
+    let file = scratch.path("flight.trace");
+    let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+    let builder = Pool::builder(&device).name("server").hard_limit(64 << 20);
+    let pool = builder.flight_recorder(FlightRecorder::File(file.clone().into())).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let _scope = pool.scope("weights");
+    let weights = pool.alloc(40 << 20, &stream).unwrap();
+    (0..5000).for_each(|_| drop(pool.alloc(4096, &stream).unwrap()));
+    let error = pool.alloc(30 << 20, &stream).unwrap_err();
+    assert!(error.to_string().ends_with(&format!("\n  next: gpumem report {file}")), "{error}");
+    let said = gpumem(["report", &file]);
+    assert!(said.out.starts_with("flight: refused 30.000 MiB for `weights` at "), "{}", said.out);
+    assert!(said.out.contains("  reason   the limit of 64.000 MiB refused 30.000 MiB"), "{}", said.out);
+    assert!(
+        said.out.contains("\n    weights") && said.out.contains("40.000 MiB  in 1 block"),
+        "{}",
+        said.out
+    );
+    drop(weights);
 }
 
 /// The text that a program has printed is a report too.

@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// What a program does with memory; each reads its sizes from a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub(crate) enum Program {
     /// The same temporaries in each step.
     Steady,
     /// Some blocks of each step stay.
@@ -23,7 +23,7 @@ pub enum Program {
     Phases,
 }
 
-pub const ALL: [Program; 6] = [
+pub(crate) const ALL: [Program; 6] = [
     Program::Steady,
     Program::Leak,
     Program::Warming,
@@ -33,12 +33,12 @@ pub const ALL: [Program; 6] = [
 ];
 
 /// Runs a program with a limit, or with the memory of the device.
-pub fn run(program: Program, seed: u64, limit: Option<u64>) -> Result<(), PoolError> {
+pub(crate) fn run(program: Program, seed: u64, limit: Option<u64>) -> Result<(), PoolError> {
     with_pool(limit, None, |pool| program.run(pool, seed))
 }
 
 /// Runs a program, and records it.
-pub fn record(program: Program, seed: u64, limit: Option<u64>, file: &str) -> Result<(), PoolError> {
+pub(crate) fn record(program: Program, seed: u64, limit: Option<u64>, file: &str) -> Result<(), PoolError> {
     with_pool(limit, Some(file), |pool| program.run(pool, seed))
 }
 
@@ -129,30 +129,30 @@ fn scoped(pool: &Pool, tag: &str, size_bytes: u64, stream: &Stream) -> Result<Bl
 
 /// What the command has printed.
 #[derive(Debug)]
-pub struct Said {
-    pub code: i32,
-    pub out: String,
-    pub error: String,
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) error: String,
 }
 
 /// Runs the command.
-pub fn gpumem(args: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>) -> Said {
+pub(crate) fn gpumem(args: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>) -> Said {
     let output = Command::new(env!("CARGO_BIN_EXE_gpumem")).args(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said { code: output.status.code().unwrap(), out: text(output.stdout), error: text(output.stderr) }
 }
 
 /// A folder for the files of a test.
-pub struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    pub fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("gpumem-cli-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         Self(folder)
     }
 
-    pub fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().into()
     }
 }

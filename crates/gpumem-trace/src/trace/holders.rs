@@ -317,3 +317,69 @@ const GROWING_WINDOWS_MIN: usize = 4;
 /// Growth by less than this part of the live memory is not reported.
 const SHARE_MIN: u64 = 64;
 const SIZE_COUNT_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::{Growth, Holder};
+    use crate::trace::Trace;
+    use core::fmt::Write as _;
+
+    /// A trace in text of allocations and frees, by size.
+    #[derive(Default)]
+    struct Text(String, u64);
+
+    impl Text {
+        fn alloc(&mut self, size_bytes: u64) -> u64 {
+            self.1 += 1;
+            let _ = writeln!(self.0, "a,{},{size_bytes},0", self.1);
+            self.1
+        }
+
+        fn free(&mut self, id: u64) {
+            let _ = writeln!(self.0, "f,{id},0");
+        }
+
+        fn grown(&self) -> Vec<Growth> {
+            let trace = Trace::read_from(format!("#{{\"format\":1}}\n{}", self.0).as_bytes(), "x").unwrap();
+            trace.growth(trace.events().len())
+        }
+    }
+
+    /// What each step frees, what was loaded once, and what was filled in the first half has not grown at the end; what keeps a block of each
+    /// step has.
+    #[test]
+    fn only_steady_growth_counts() {
+        let mut text = Text::default();
+        (0..20).for_each(|_| _ = text.alloc(1000));
+        for step in 0..400 {
+            let [temporary, workspace] = [text.alloc(70), text.alloc(5000)];
+            if step < 200 {
+                text.alloc(300);
+            }
+            text.free(temporary);
+            text.free(workspace);
+        }
+        assert_eq!(text.grown(), []);
+        for _ in 0..400 {
+            let temporary = text.alloc(70);
+            text.alloc(40);
+            text.free(temporary);
+        }
+        let grown = text.grown();
+        assert_eq!(grown.len(), 1, "{grown:?}");
+        assert_eq!(
+            (&grown[0].holder, grown[0].gained_bytes, grown[0].took_ns),
+            (&Holder::Size(40), 16_000, None)
+        );
+        assert_eq!(grown[0].gained_count, 400);
+    }
+
+    /// Some allocations at the beginning of a record may be all that a program does.
+    #[test]
+    fn few_events_are_no_trend() {
+        let mut text = Text::default();
+        (0..3).for_each(|_| _ = text.alloc(1000));
+        assert_eq!(text.grown(), []);
+        assert_eq!(Text::default().grown(), []);
+    }
+}
