@@ -8,7 +8,7 @@ mod series;
 mod svg;
 
 use crate::output::{self, Verdict};
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use gpumem_trace::Trace;
 use gpumem_trace::pool::Bytes;
 use gpumem_trace::pool::sys::text::Shown;
@@ -77,11 +77,12 @@ fn write(
     kind: &'static str,
     content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
 ) -> Result<Written> {
-    let failed = || format!("cannot write {}; name another file with -o", Shown::path(path));
-    let file = File::create(path).with_context(failed)?;
+    let failed =
+        |error: std::io::Error| anyhow!("cannot write {}: {error}; name another file", Shown::path(path));
+    let file = File::create(path).map_err(failed)?;
     let mut output = BufWriter::new(file);
-    content(&mut output).with_context(failed)?;
-    output.flush().with_context(failed)?;
+    content(&mut output).map_err(failed)?;
+    output.flush().map_err(failed)?;
     let size_bytes = output.get_ref().metadata().map_or(0, |metadata| metadata.len());
     Ok(Written { kind, path: path.into(), size_bytes })
 }
