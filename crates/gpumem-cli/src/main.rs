@@ -8,6 +8,7 @@ mod output;
 mod replay;
 mod report;
 mod table;
+mod view;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::Verdict;
@@ -35,6 +36,8 @@ enum Task {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write a page that shows where the memory goes: over time by tag, at a moment, by address
+    View(view::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Task::Completions { shell } => completions(shell),
         Task::Report(args) => report::run(&args),
         Task::Replay(args) => replay::run(&args),
+        Task::View(args) => view::run(&args),
     };
     match verdict {
         Ok(Verdict::Yes) => ExitCode::SUCCESS,

@@ -1,7 +1,9 @@
 //! Reads a trace: text, a recording of gpumem, a snapshot of PyTorch or a log of RMM, compressed or not, distinguished by its first bytes.
-//! Lines and records are bounded. A snapshot is a pickle, which can nest deeply or name an object many times: read only those that you trust.
+//! Lines and records are bounded. A snapshot is a pickle, of which only numbers, texts, lists and dictionaries are read; nothing in it is called.
 
 mod lines;
+mod pickle;
+mod python_stacks;
 mod pytorch;
 mod recorded;
 mod rmm;

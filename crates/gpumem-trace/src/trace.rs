@@ -7,6 +7,7 @@ mod holders;
 mod open_end;
 mod origin;
 mod real;
+mod stacks;
 mod tags;
 
 pub(crate) use builder::Builder;
@@ -17,6 +18,7 @@ pub use open_end::OpenEnd;
 pub(crate) use open_end::all_pools_ended;
 pub use origin::Origin;
 pub use real::{MoveSums, RealRun};
+pub use stacks::{Frame, StackNode, Stacks};
 pub use tags::TagSum;
 pub(crate) use tags::TagSums;
 
@@ -46,6 +48,8 @@ pub struct Trace {
     pub(crate) notes: Vec<String>,
     pub(crate) real: RealRun,
     origins: origin::Origins,
+    pub(crate) stacks: Stacks,
+    reserved: Vec<(usize, u64)>,
     /// What a recording states of its end.
     pub(crate) open_end: Option<OpenEnd>,
 }
@@ -128,6 +132,19 @@ impl Trace {
     #[must_use]
     pub fn time_ns(&self, event: usize) -> Option<u64> {
         self.origins.times_ns.get(event).copied()
+    }
+
+    /// The stacks of the blocks; empty if the record has none.
+    #[must_use]
+    pub fn stacks(&self) -> &Stacks {
+        &self.stacks
+    }
+
+    /// The memory that the program's allocator reserved: the number of events before each change, and the bytes from there on. Empty if
+    /// the record does not state it.
+    #[must_use]
+    pub fn reserved(&self) -> &[(usize, u64)] {
+        &self.reserved
     }
 
     /// The sum of the streams' own peaks, including deferred frees: about the minimum to reserve if streams never wait for each

@@ -74,6 +74,8 @@ struct Converter {
     pending: Vec<Pending>,
     made_up_count: u64,
     tags: TagSums,
+    /// The bytes that each pool reserves.
+    reserved: HashMap<u32, u64>,
 }
 
 struct Live {
@@ -201,6 +203,11 @@ impl Converter {
                 let pending = std::mem::take(&mut self.pending);
                 pending.iter().for_each(|pending| self.builder.complete(pending.block));
             }
+            What::Reserved { pool, reserved_bytes, .. } => {
+                self.reserved.insert(pool, reserved_bytes);
+                let sum = self.reserved.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+                self.builder.reserve(sum);
+            }
             _ => {}
         }
         Ok(())
@@ -246,7 +253,7 @@ impl Converter {
 }
 
 fn origin(address: u64, tag: usize) -> Origin {
-    Origin { address, tag: Some(tag as u32) }
+    Origin { address, tag: Some(tag as u32), ..Origin::default() }
 }
 
 fn join(into: &mut HashMap<u64, u64>, known: &HashMap<u64, u64>) {

@@ -71,7 +71,8 @@ impl Log {
                 }
                 let live_bytes = self.live_bytes.checked_add(size_bytes).ok_or(Problem::TooManyBytes)?;
                 self.live_bytes = live_bytes;
-                let block = self.builder.alloc_of(size_bytes, stream, Origin { address, tag: None });
+                let block =
+                    self.builder.alloc_of(size_bytes, stream, Origin { address, ..Origin::default() });
                 self.live.insert(address, (block, stream));
             }
             "free" => match self.live.remove(&number(pointer)?) {

@@ -5,6 +5,7 @@ use super::event::{Event, Peaks};
 use super::header::Header;
 use super::origin::{Origin, Origins};
 use super::real::RealRun;
+use super::stacks::Stacks;
 
 /// Builds a trace event by event. Blocks are named by the number that [`Builder::alloc`] returned.
 #[derive(Default)]
@@ -13,6 +14,7 @@ pub(crate) struct Builder {
     events: Vec<EventOfTrace>,
     stream_count: u16,
     now_ns: Option<u64>,
+    reserved: Vec<(usize, u64)>,
 }
 
 #[derive(Clone, Copy)]
@@ -62,6 +64,13 @@ impl Builder {
         self.events.push(EventOfTrace { what, block, time_ns: self.now_ns.unwrap_or(0) });
     }
 
+    /// Notes the memory that is reserved from here on.
+    pub(crate) fn reserve(&mut self, bytes: u64) {
+        if self.reserved.last().is_none_or(|(_, last)| *last != bytes) {
+            self.reserved.push((self.events.len(), bytes));
+        }
+    }
+
     pub(crate) fn event_count(&self) -> usize {
         self.events.len()
     }
@@ -101,6 +110,7 @@ impl Builder {
         self.now_ns = events.first().map(|first| first.time_ns);
         self.alloc_of(size_bytes, stream, origin);
         self.events.extend(events);
+        self.reserved.iter_mut().for_each(|(event, _)| *event += 1);
         self.now_ns = now_ns;
     }
 
@@ -152,8 +162,10 @@ impl Builder {
             tags,
             notes,
             origins,
-            open_end: None,
             real: RealRun::default(),
+            stacks: Stacks::default(),
+            reserved: self.reserved,
+            open_end: None,
         }
     }
 }

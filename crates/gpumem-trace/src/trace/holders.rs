@@ -108,6 +108,26 @@ impl Trace {
         }
     }
 
+    /// The holders that [`Trace::holders`] names, and for each event the number of its block's or request's holder.
+    #[must_use]
+    pub fn holder_numbers(&self) -> (Vec<Holder>, Vec<u32>) {
+        let numbers = Numbers::of(self);
+        let mut of_slots = vec![0; self.slot_count() as usize];
+        let of_events = self.events().iter().enumerate().map(|(index, event)| match *event {
+            Event::Alloc { slot, size_bytes, .. } => {
+                let number = numbers.of_block(self, index, size_bytes) as u32;
+                of_slots[slot as usize] = number;
+                number
+            }
+            Event::Free { slot } | Event::FreeUsed { slot } | Event::Complete { slot } => {
+                of_slots[slot as usize]
+            }
+            Event::Refused { size_bytes, .. } => numbers.of_block(self, index, size_bytes) as u32,
+        });
+        let of_events = of_events.collect();
+        (numbers.names, of_events)
+    }
+
     /// The holders that grew steadily up to the end of the first events, most gained first. The events are divided into 32 windows. A
     /// holder has grown since the first window from which on the least memory that it held in each window never fell, if that are several
     /// windows and it still grew in the last ones: what is freed in each step, and what was allocated once, does not count.

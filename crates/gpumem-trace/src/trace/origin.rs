@@ -8,6 +8,8 @@ pub struct Origin {
     pub address: u64,
     /// The index into [`Trace::tags`](super::Trace::tags); `None` if the record has no tags.
     pub tag: Option<u32>,
+    /// The innermost node in [`Trace::stacks`](super::Trace::stacks); `None` if the record does not state the stack.
+    pub stack: Option<u32>,
 }
 
 /// The origins of all events.

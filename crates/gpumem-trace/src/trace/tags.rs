@@ -42,12 +42,18 @@ impl TagSums {
                 format!("tag {tag} of pool {pool}, without a name")
             }
         });
+        let place = self.place_of(name);
+        self.by_number.insert((pool, tag), place);
+        place
+    }
+
+    /// The index of a name.
+    pub(crate) fn place_of(&mut self, name: Option<String>) -> usize {
         let place = *self.by_name.entry(name.clone()).or_insert(self.sums.len());
         if place == self.sums.len() {
             let (allocation_count, allocated_bytes, peak_bytes, left_bytes) = (0, 0, 0, 0);
             self.sums.push(TagSum { tag: name, allocation_count, allocated_bytes, peak_bytes, left_bytes });
         }
-        self.by_number.insert((pool, tag), place);
         place
     }
 
