@@ -115,6 +115,9 @@ pub(crate) fn holders_table(holders: &Holders, grown: &[Growth], rows: usize) ->
             String::new(),
         ]);
     }
+    if cells.is_empty() {
+        return "  nothing\n".into();
+    }
     let grows = if grown.is_empty() { "" } else { "growing" };
     table::render(["  holder", "live", "blocks", "share", grows], &cells)
 }
@@ -144,4 +147,4 @@ pub(crate) fn request(trace: &Trace, event: usize) -> String {
 }
 
 /// A rate over a shorter time says little.
-const RATE_NS_MIN: u64 = 100_000_000;
+pub(crate) const RATE_NS_MIN: u64 = 100_000_000;

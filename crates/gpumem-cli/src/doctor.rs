@@ -16,7 +16,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The Python whose packages are looked at
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    #[arg(long, value_name = "PROGRAM", default_value = DEFAULT_PYTHON)]
     python: String,
     /// Leave out the measurements
     #[arg(long)]
@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
+    /// Only build a pool from the variables
+    #[arg(long, hide = true)]
+    variables: bool,
 }
 
 /// One row: what was looked at, what was found, and what to do about it.
@@ -44,9 +47,16 @@ enum Grade {
 
 /// The rows so far.
 #[derive(Default)]
-struct Rows(Vec<Row>);
+struct Rows {
+    list: Vec<Row>,
+    /// What a variable of the driver is refused for.
+    variable_error: Option<String>,
+}
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
+    if args.variables {
+        return check_variables();
+    }
     let mut rows = Rows::default();
     let driver = driver(&mut rows);
     variables(&mut rows);
@@ -55,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
     }
     python(&mut rows, &args.python);
     print(&if args.json { format!("{}\n", rows.json()) } else { rows.text() })?;
-    Ok(Verdict::of(rows.0.iter().all(|row| row.grade != Grade::Bad)))
+    Ok(Verdict::of(rows.list.iter().all(|row| row.grade != Grade::Bad)))
 }
 
 /// The vendor's driver, or the simulator that replaces it on a machine without.
@@ -71,6 +81,17 @@ fn driver(rows: &mut Rows) -> Option<Driver> {
             let found = format!("{name}, for CUDA {}.{}", version / 1000, version % 1000 / 10);
             rows.good("driver", "library", found);
             Some(driver)
+        }
+        Err(error @ gpumem_sim::SimError::Env(_)) => {
+            rows.add(
+                "driver",
+                "library",
+                "not looked at, because of a variable below".into(),
+                Grade::Note,
+                None,
+            );
+            rows.variable_error = Some(error.to_string());
+            None
         }
         Err(error) => {
             let is_missing = matches!(
@@ -116,30 +137,53 @@ fn variables(rows: &mut Rows) {
         .filter_map(|(name, _)| name.into_string().ok().filter(|name| name.starts_with("GPUMEM_")))
         .collect();
     names.sort_unstable();
+    let is_known = |name: &str| {
+        known.iter().copied().flatten().any(|variable| variable.name == name) || env::RESERVED.contains(&name)
+    };
+    // A program ends with the first error, and unknown names come first.
+    let error = if names.iter().all(|name| is_known(name)) {
+        rows.variable_error.take().or_else(value_error)
+    } else {
+        None
+    };
     for name in &names {
         let value = std::env::var_os(name).unwrap_or_default();
         let value = Shown::name(&value.to_string_lossy()).to_string();
-        let is_known = known.iter().copied().flatten().any(|variable| variable.name == *name)
-            || env::RESERVED.iter().any(|reserved| name == reserved);
-        let advice = "unset it, or correct the name: programs refuse unknown names; docs/reference/environment.md lists all";
-        match is_known {
-            true => rows.good(section, name, value),
-            false => rows.add(section, name, value, Grade::Bad, Some(advice.into())),
+        match &error {
+            _ if !is_known(name) => {
+                let advice = "unset it, or correct the name: programs refuse unknown names; docs/reference/environment.md lists all";
+                rows.add(section, name, value, Grade::Bad, Some(advice.into()));
+            }
+            Some(error) if error.contains(name.as_str()) => {
+                let advice = "correct the value: a program that reads it ends with this error";
+                rows.add(section, name, error.clone(), Grade::Bad, Some(advice.into()));
+            }
+            _ => rows.good(section, name, value),
         }
     }
     if names.is_empty() {
         rows.good(section, "GPUMEM_…", "none is set".into());
     }
-    // The values, on a device that every machine has.
-    let simulated = SimConfig::from_env().map_err(|error| error.to_string()).and_then(|config| {
-        let driver = gpumem_sim::driver(config).map_err(|error| error.to_string())?;
-        let device = Device::new(&driver, 0).map_err(|error| error.to_string())?;
-        PoolBuilder::from_env(&device).map(drop).map_err(|error| error.to_string())
-    });
-    if let Err(error) = simulated {
-        let advice = "correct the value: a program that reads it ends with this error";
-        rows.add(section, "values", error, Grade::Bad, Some(advice.into()));
-    }
+}
+
+/// What a pool on a simulated device refuses the variables for. A process of its own builds it, without those that write files.
+fn value_error() -> Option<String> {
+    let output = Command::new(std::env::current_exe().ok()?)
+        .args(["doctor", "--variables"])
+        .env_remove("GPUMEM_TRACE")
+        .env_remove("GPUMEM_FLIGHT_RECORDER")
+        .env_remove("GPUMEM_STATUS")
+        .output();
+    let error = output.ok().filter(|output| !output.status.success())?.stderr;
+    let text = String::from_utf8_lossy(&error).trim().to_string();
+    Some(text.strip_prefix("error: ").unwrap_or(&text).into())
+}
+
+/// Builds the pool.
+fn check_variables() -> Result<Verdict> {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::from_env()?)?, 0)?;
+    PoolBuilder::from_env(&device)?.build()?;
+    Ok(Verdict::Yes)
 }
 
 fn devices(rows: &mut Rows, driver: &Driver, is_quick: bool) {
@@ -323,7 +367,13 @@ fn python(rows: &mut Rows, program: &str) {
     let output = Command::new(program).args(["-c", VERSIONS]).output();
     let versions: Value = match output.map(|output| serde_json::from_slice(&output.stdout)) {
         Ok(Ok(versions)) => versions,
-        _ => return rows.good(section, program, "not there".into()),
+        // The default need not be there.
+        _ if program == DEFAULT_PYTHON => return rows.good(section, program, "not there".into()),
+        _ => {
+            let advice = "name a Python with --python";
+            let found = "not a Python that can be started".into();
+            return rows.add(section, program, found, Grade::Bad, Some(advice.into()));
+        }
     };
     let version = |name: &str| versions[name].as_str().map(|text| Shown::name(text).to_string());
     let Some(own) = version("gpumem") else {
@@ -368,7 +418,7 @@ impl Rows {
         grade: Grade,
         advice: Option<String>,
     ) {
-        self.0.push(Row { section, name: name.into(), found, grade, advice });
+        self.list.push(Row { section, name: name.into(), found, grade, advice });
     }
 
     fn good(&mut self, section: &'static str, name: &str, found: String) {
@@ -377,8 +427,8 @@ impl Rows {
 
     fn text(&self) -> String {
         let (mut text, mut section) = (String::new(), "");
-        let width = self.0.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
-        for row in &self.0 {
+        let width = self.list.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
+        for row in &self.list {
             if row.section != section {
                 section = row.section;
                 let _ = writeln!(text, "{}", styled(HEADING, section));
@@ -394,7 +444,7 @@ impl Rows {
             }
         }
         let [notes, bad] =
-            [Grade::Note, Grade::Bad].map(|grade| self.0.iter().filter(|row| row.grade == grade).count());
+            [Grade::Note, Grade::Bad].map(|grade| self.list.iter().filter(|row| row.grade == grade).count());
         text + &match (notes, bad) {
             (_, 0) => format!("\n{}, {notes} to note\n", styled(GOOD, "nothing is wrong")),
             (_, bad) => format!("\n{}, {notes} to note\n", styled(BAD, format!("{bad} wrong"))),
@@ -402,7 +452,7 @@ impl Rows {
     }
 
     fn json(&self) -> Value {
-        let rows = self.0.iter().map(|row| {
+        let rows = self.list.iter().map(|row| {
             let grade = match row.grade {
                 Grade::Good => "ok",
                 Grade::Note => "note",
@@ -410,9 +460,11 @@ impl Rows {
             };
             json!({"section": row.section, "name": row.name, "found": row.found, "grade": grade, "advice": row.advice})
         });
-        json!({"rows": rows.collect::<Vec<_>>(), "is_good": self.0.iter().all(|row| row.grade != Grade::Bad)})
+        json!({"rows": rows.collect::<Vec<_>>(), "is_good": self.list.iter().all(|row| row.grade != Grade::Bad)})
     }
 }
+
+const DEFAULT_PYTHON: &str = "python3";
 
 /// The version that the wheel is tested with, as in `gpumem.torch`; the tests of the wheel compare the two.
 const TESTED_TORCH: &str = "2.11";

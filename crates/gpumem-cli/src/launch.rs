@@ -3,22 +3,20 @@
 use crate::describe::{count, grown, holders_table, moment, named, request, seconds};
 use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
 use crate::replay::ROWS;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use core::fmt::Write as _;
-use gpumem_trace::pool::Bytes;
+use gpumem_sim::SimConfig;
 use gpumem_trace::pool::sys::text::Shown;
+use gpumem_trace::pool::{Bytes, Device, Limit, Pool, Profile};
 use gpumem_trace::{Event, Trace};
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Instant, SystemTime};
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "The exit status is the program's, or 128 and the number of the signal that ended it. The program must use gpumem, in Rust, C, \
-                        Python or as PyTorch's allocator, and build its pool from the environment."
-)]
+#[command(after_help = STATUS)]
 pub(crate) struct Args {
     /// Record all requests into this file and keep it; `%p` is the process ID [default: a file that is read for the summary and deleted]
     #[arg(long, value_name = "FILE")]
@@ -31,10 +29,10 @@ pub(crate) struct Args {
     flight_recorder: Option<PathBuf>,
     /// The hard limit of its pools (GPUMEM_HARD_LIMIT)
     #[arg(long, value_name = "SIZE")]
-    limit: Option<String>,
+    limit: Option<Limit>,
     /// The profile of its pools: fast, balanced or tight (GPUMEM_PROFILE)
     #[arg(long, value_name = "NAME")]
-    profile: Option<String>,
+    profile: Option<Profile>,
     /// More host memory for its arrays, such as host:32GiB (GPUMEM_SPILL)
     #[arg(long, value_name = "WHERE")]
     spill: Option<String>,
@@ -48,6 +46,7 @@ pub(crate) struct Args {
 
 /// Returns the exit status.
 pub(crate) fn run(args: &Args) -> Result<u8> {
+    args.check()?;
     let folder = Scratch::new()?;
     let record = match (&args.record, args.no_record) {
         (_, true) => None,
@@ -55,7 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         (None, _) => Some(folder.0.join("gpumem-%p.trace")),
     };
     let begin = (Instant::now(), SystemTime::now());
-    let status = args.start(record.as_deref())?;
+    let status = match args.start(record.as_deref()) {
+        Ok(status) => status,
+        Err(error) => {
+            complain("error", &format!("cannot start {}: {error}", Shown::path(Path::new(&args.program[0]))));
+            return Ok(if error.kind() == ErrorKind::NotFound { 127 } else { 126 });
+        }
+    };
     let took = begin.0.elapsed();
     let code = match (status.code(), signal(status)) {
         (Some(code), _) => code as u8,
@@ -68,13 +73,15 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         ended(status),
         took.as_secs_f64()
     );
-    let files = records(&record, begin.1)?;
+    // The program may have removed their folder.
+    let files = records(&record, begin.1).unwrap_or_default();
     if files.is_empty() {
         let _ = writeln!(
             text,
-            "  {} the program built no pool from the environment, so nothing is recorded: use Pool::from_env in Rust, GPUMEM_FROM_ENVIRONMENT in C, \
-             gpumem.torch.install() in Python",
-            styled(NOTE, "note")
+            "  {} nothing is recorded: the program {}built no pool from the environment (Pool::from_env in Rust, GPUMEM_FROM_ENVIRONMENT in C, \
+             gpumem.torch.install() in Python)",
+            styled(NOTE, "note"),
+            if code == 0 { "" } else { "ended before, or " }
         );
     }
     for file in &files {
@@ -86,16 +93,35 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
 }
 
 impl Args {
+    /// Refuses options that the program would refuse, before it starts.
+    fn check(&self) -> Result<()> {
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+        let conf = self.conf.as_deref().unwrap_or_default();
+        Pool::builder(&device).conf(conf).map(drop).context("the value of --conf")?;
+        if let Some(spill) = &self.spill {
+            let conf = format!("spill:{spill}");
+            Pool::builder(&device).conf(&conf).map(drop).context("the value of --spill")?;
+        }
+        for file in [&self.record, &self.flight_recorder].into_iter().flatten() {
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new("."));
+            ensure!(folder.is_dir(), "{}: there is no folder {}", Shown::path(file), Shown::path(folder));
+            ensure!(!file.is_dir(), "{} is a folder: name a file in it", Shown::path(file));
+        }
+        Ok(())
+    }
+
     /// Runs the program to its end. Interrupts are for it: this process waits for it, and passes on what asks it to end.
-    fn start(&self, record: Option<&Path>) -> Result<ExitStatus> {
-        let [program, rest @ ..] = &self.program[..] else { bail!("no program is named") };
-        let mut command = Command::new(program);
-        command.args(rest);
+    fn start(&self, record: Option<&Path>) -> io::Result<ExitStatus> {
+        let mut command = Command::new(&self.program[0]);
+        command.args(&self.program[1..]);
+        let limit = self.limit.map(|limit| limit.to_string());
+        let profile = self.profile.map(|profile| profile.to_string());
         let variables = [
             ("GPUMEM_TRACE", record.map(Path::as_os_str)),
             ("GPUMEM_FLIGHT_RECORDER", self.flight_recorder.as_deref().map(Path::as_os_str)),
-            ("GPUMEM_HARD_LIMIT", self.limit.as_deref().map(str::as_ref)),
-            ("GPUMEM_PROFILE", self.profile.as_deref().map(str::as_ref)),
+            ("GPUMEM_HARD_LIMIT", limit.as_deref().map(str::as_ref)),
+            ("GPUMEM_PROFILE", profile.as_deref().map(str::as_ref)),
             ("GPUMEM_SPILL", self.spill.as_deref().map(str::as_ref)),
             ("GPUMEM_CONF", self.conf.as_deref().map(str::as_ref)),
         ];
@@ -103,8 +129,7 @@ impl Args {
             value.into_iter().for_each(|value| _ = command.env(name, value));
         }
         let signals = Signals::watch()?;
-        let mut child =
-            command.spawn().with_context(|| format!("cannot start {}", Shown::path(Path::new(program))))?;
+        let mut child = command.spawn()?;
         signals.pass_on_to(child.id());
         Ok(child.wait()?)
     }
@@ -134,10 +159,14 @@ struct Signals(signal_hook::iterator::Signals);
 
 #[cfg(unix)]
 impl Signals {
-    /// A terminal sends its interrupts to the program too; they must not end this process first.
-    fn watch() -> Result<Self> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-        Ok(Self(signal_hook::iterator::Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?))
+    /// A terminal sends its interrupts to the program too; they must not end this process first. Signals that this process was started to
+    /// ignore, as by `nohup`, stay ignored, in the program too.
+    fn watch() -> io::Result<Self> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+        let ignored = ignored();
+        let watched = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+        let watched = watched.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        Ok(Self(signal_hook::iterator::Signals::new(watched)?))
     }
 
     fn pass_on_to(mut self, process: u32) {
@@ -148,6 +177,8 @@ impl Signals {
                 let signal = match signal {
                     signal_hook::consts::SIGTERM => Signal::TERM,
                     signal_hook::consts::SIGHUP => Signal::HUP,
+                    signal_hook::consts::SIGUSR1 => Signal::USR1,
+                    signal_hook::consts::SIGUSR2 => Signal::USR2,
                     _ => continue,
                 };
                 _ = kill_process(process, signal);
@@ -156,12 +187,20 @@ impl Signals {
     }
 }
 
+/// The signals that this process ignores, a bit each, where the system says so.
+#[cfg(unix)]
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
 #[cfg(not(unix))]
 struct Signals;
 
 #[cfg(not(unix))]
 impl Signals {
-    fn watch() -> Result<Self> {
+    fn watch() -> io::Result<Self> {
         Ok(Self)
     }
 
@@ -261,11 +300,18 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0)
+            && error.kind() != ErrorKind::NotFound
+        {
             complain("warning", &format!("{} is left: {error}", Shown::path(&self.0)));
         }
     }
 }
+
+const STATUS: &str = "\
+The exit status is the program's, or 128 and the number of the signal that ended it; 127 if it is not found, 126 if it cannot be started.
+SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it; a terminal sends its interrupts to both.
+The program must use gpumem, in Rust, C, Python or as PyTorch's allocator, and build its pool from the environment.";
 
 #[cfg(test)]
 mod tests {

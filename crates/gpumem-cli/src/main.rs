@@ -2,6 +2,7 @@
 
 mod describe;
 mod doctor;
+mod input;
 mod launch;
 mod machine;
 mod output;

@@ -4,6 +4,7 @@ use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use core::fmt::Display;
 use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 /// The answer of a subcommand, which is its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,20 @@ const FROM_PYTHON: &str = "python -m gpumem";
 /// Text in a style.
 pub(crate) fn styled(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")
+}
+
+/// The commands that answer the next questions.
+pub(crate) fn next(commands: &[(String, &str)]) -> String {
+    let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
+    let lines = commands.iter().map(|(command, answers)| format!("  {command:<width$}  {answers}\n"));
+    format!("\n{}\n{}", styled(HEADING, "next"), lines.collect::<String>())
+}
+
+/// A path as an argument of a shell.
+pub(crate) fn shell(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = text.chars().all(|letter| letter.is_ascii_alphanumeric() || "/._-+,:@%".contains(letter));
+    if is_plain && !text.is_empty() { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// An answer that is good.

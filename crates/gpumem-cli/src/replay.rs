@@ -6,8 +6,9 @@ mod limit;
 mod parallel;
 
 use crate::describe::{count, counted, holders_table, moment, request, request_count, was_growing};
+use crate::input;
 use crate::machine::{Machine, parse_bytes, virtual_time};
-use crate::output::{BAD, GOOD, HEADING, Verdict, complain, print, styled};
+use crate::output::{BAD, GOOD, HEADING, Verdict, command_name, complain, next, print, shell, styled};
 use anyhow::{Context, Result, ensure};
 use core::fmt::Write as _;
 use gpumem_trace::pool::sys::text::Shown;
@@ -50,8 +51,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// The growth beyond --baseline that is accepted, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 5.0, requires = "baseline")]
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_percent)]
     max_growth: f64,
+    /// Take the peak of a record that ends early, or lacks events, for the whole program's; without it the answer to --max-peak and
+    /// --baseline is then no
+    #[arg(long)]
+    accept_open_end: bool,
     /// Let the pool make a stream wait for another to get its memory: profile (as the profile has it), on, or off. `--waits` alone is on
     #[arg(long, value_name = "WHEN", default_value_t, default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     waits: Waits,
@@ -73,25 +78,25 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
-    ensure!(args.max_growth.is_finite() && args.max_growth >= 0.0, "--max-growth is a percentage, such as 5");
-    let traces: Vec<Trace> = args.files.iter().map(read).collect::<Result<_>>()?;
+    ensure!(!args.conf.contains("hard_limit"), "--conf has a hard_limit: name the limit with --limit");
+    let traces: Vec<Trace> = args.files.iter().map(|file| input::record(file)).collect::<Result<_>>()?;
     if args.find_limit {
         return limit::run(args, &traces);
     }
     if args.compare {
         return compare::run(args, &traces);
     }
-    let most_bytes = args.most_bytes()?;
+    let most = args.most()?;
     let (mut is_good, mut outcomes) = (true, Vec::new());
-    for trace in &traces {
+    for (trace, file) in traces.iter().zip(&args.files) {
         let setup = args.setup(trace);
         let result = args.attempt(trace, &setup)?;
-        let answer = Answer::of(trace, &result, most_bytes);
-        is_good &= answer.fits && !answer.is_above_peak;
+        let answer = Answer::of(args, trace, &result, most.as_ref());
+        is_good &= answer.fits && answer.is_within != Some(false);
         if args.json {
-            print(&format!("{}\n", answer.json(args, trace, &setup, &result)))?;
+            print(&format!("{}\n", answer.json(args, trace, file, &setup, &result, most.as_ref())))?;
         } else {
-            print(&answer.text(args, trace, &setup, &result))?;
+            print(&answer.text(args, trace, file, &setup, &result, most.as_ref()))?;
         }
         outcomes.extend(result.ok().map(|outcome| (trace, outcome)));
     }
@@ -99,21 +104,6 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
         print(&format!("\n{}", figures::text(&outcomes, args.machine().kind())))?;
     }
     Ok(Verdict::of(is_good))
-}
-
-/// Reads a record, and says what is missing in it.
-pub(crate) fn read(file: impl AsRef<Path>) -> Result<Trace> {
-    let file = file.as_ref();
-    let trace = Trace::read(file)?;
-    ensure!(
-        request_count(&trace, trace.events().len()) > 0,
-        "{}: no request is recorded; record the program from its beginning, with GPUMEM_TRACE=FILE",
-        Shown::path(file)
-    );
-    for note in trace.disagreements() {
-        complain("warning", &format!("{}: {}", Shown::name(trace.name()), Shown::sentence(&note)));
-    }
-    Ok(trace)
 }
 
 /// A request that the pool refused, and the number of events before it.
@@ -171,26 +161,56 @@ impl Args {
     }
 
     /// The most that a pool may reserve.
-    fn most_bytes(&self) -> Result<Option<u64>> {
-        let Some(file) = &self.baseline else { return Ok(self.max_peak) };
-        let trace = read(file)?;
+    fn most(&self) -> Result<Option<Most>> {
+        let given = self.max_peak.map(|bytes| Most { bytes, whose: "--max-peak".into() });
+        let Some(file) = &self.baseline else { return Ok(given) };
+        let trace = input::record(file)?;
         let outcome = match self.attempt(&trace, &self.setup(&trace))? {
             Ok(outcome) => outcome,
             Err(refused) => return Err(refused.error).context("the record of --baseline does not fit"),
         };
-        let grown_bytes = (outcome.peak_reserved_bytes as f64 * (1.0 + self.max_growth / 100.0)) as u64;
-        Ok(Some(self.max_peak.map_or(grown_bytes, |bytes| bytes.min(grown_bytes))))
+        let peak_bytes = outcome.peak_reserved_bytes;
+        let bytes = (peak_bytes as f64 * (1.0 + self.max_growth / 100.0)) as u64;
+        let whose = format!("{} % more than {} of {}", self.max_growth, Bytes(peak_bytes), Shown::path(file));
+        let of_baseline = Most { bytes, whose };
+        Ok(Some(match given {
+            Some(given) if given.bytes < of_baseline.bytes => given,
+            _ => of_baseline,
+        }))
     }
 
-    /// The limit in a sentence.
+    /// What refuses in a sentence: the limit, or the device if it is smaller.
     fn limit_text(&self, trace: &Trace, setup: &Setup) -> String {
-        match setup.hard_limit {
-            Some(Limit::Bytes(bytes)) => Bytes(bytes).to_string(),
-            Some(limit) => limit.to_string(),
-            None if self.gpu => "the GPU's memory".into(),
-            None => format!("a device of {}", Bytes(self.machine().memory_bytes(trace))),
+        let device_bytes = (!self.gpu).then(|| self.machine().memory_bytes(trace));
+        let limit_bytes = match (setup.hard_limit, device_bytes) {
+            (Some(Limit::Bytes(bytes)), _) => Some(bytes),
+            (Some(limit), Some(bytes)) => limit.resolve(bytes, bytes).ok(),
+            _ => None,
+        };
+        match (limit_bytes, device_bytes, setup.hard_limit) {
+            (Some(limit_bytes), Some(device_bytes), _) if limit_bytes > device_bytes => {
+                format!("a device of {}", Bytes(device_bytes))
+            }
+            (Some(limit_bytes), ..) => Bytes(limit_bytes).to_string(),
+            (None, _, Some(limit)) => limit.to_string(),
+            (None, Some(device_bytes), None) => format!("a device of {}", Bytes(device_bytes)),
+            (None, None, None) => "the GPU's memory".into(),
         }
     }
+}
+
+/// The most that a pool may reserve, and who says so.
+struct Most {
+    bytes: u64,
+    whose: String,
+}
+
+/// A percentage, such as `5` or `5%`.
+fn parse_percent(text: &str) -> Result<f64> {
+    let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>().ok();
+    number
+        .filter(|number| number.is_finite() && *number >= 0.0)
+        .context("a percentage is needed here, such as 5")
 }
 
 /// What a replay has shown.
@@ -198,30 +218,40 @@ struct Answer {
     fits: bool,
     /// The event of the first request that was refused.
     refused: Option<usize>,
-    most_bytes: Option<u64>,
-    is_above_peak: bool,
+    /// The answer to --max-peak and --baseline.
+    is_within: Option<bool>,
 }
 
 impl Answer {
-    fn of(trace: &Trace, result: &Result<Outcome, Refused>, most_bytes: Option<u64>) -> Self {
+    fn of(args: &Args, trace: &Trace, result: &Result<Outcome, Refused>, most: Option<&Most>) -> Self {
         let (refused, peak_bytes) = match result {
-            Ok(outcome) => (outcome.first_refusal, outcome.peak_reserved_bytes),
-            Err(refused) => (Some(refused.event.min(trace.events().len() - 1)), 0),
+            Ok(outcome) => (outcome.first_refusal, Some(outcome.peak_reserved_bytes)),
+            Err(refused) => (Some(refused.event.min(trace.events().len() - 1)), None),
         };
-        let is_above_peak = most_bytes.is_some_and(|most_bytes| peak_bytes > most_bytes);
-        Self { fits: refused.is_none(), refused, most_bytes, is_above_peak }
+        let is_known = trace.open_end().is_none() || args.accept_open_end;
+        let is_within = most.map(|most| is_known && peak_bytes.is_some_and(|bytes| bytes <= most.bytes));
+        Self { fits: refused.is_none(), refused, is_within }
     }
 
     /// The answer, the settings and figures, and who holds the memory.
-    fn text(&self, args: &Args, trace: &Trace, setup: &Setup, result: &Result<Outcome, Refused>) -> String {
+    fn text(
+        &self,
+        args: &Args,
+        trace: &Trace,
+        file: &Path,
+        setup: &Setup,
+        result: &Result<Outcome, Refused>,
+        most: Option<&Most>,
+    ) -> String {
         let (name, total) = (Shown::name(trace.name()), request_count(trace, trace.events().len()));
         let limit = args.limit_text(trace, setup);
         let mut text = match (self.refused, result) {
             (None, Ok(outcome)) => {
-                let whole = if trace.open_end().is_some() { "what is recorded fits in" } else { "fits in" };
+                let whole = if trace.open_end().is_some() { "what is recorded fits" } else { "fits" };
+                let on = if limit.starts_with("a device") { "on" } else { "in" };
                 format!(
                     "{name}: {} {limit}: peak {}, 0 of {} refused\n",
-                    styled(GOOD, whole),
+                    styled(GOOD, format!("{whole} {on}")),
                     Bytes(outcome.peak_reserved_bytes),
                     counted(total, "request")
                 )
@@ -235,7 +265,10 @@ impl Answer {
                 };
                 format!(
                     "{name}: {} {limit}: request {} of {}, {}, is refused{again}\n",
-                    styled(BAD, "does not fit in"),
+                    styled(
+                        BAD,
+                        if limit.starts_with("a device") { "does not fit on" } else { "does not fit in" }
+                    ),
                     count(number),
                     count(total),
                     request(trace, event)
@@ -244,14 +277,23 @@ impl Answer {
             // An error has an event.
             (None, Err(_)) => String::new(),
         };
-        if let (Some(most_bytes), Ok(outcome)) = (self.most_bytes, result) {
-            let (style, answer) = if self.is_above_peak { (BAD, "above") } else { (GOOD, "within") };
+        if let (Some(most), Ok(outcome)) = (most, result) {
+            let peak_bytes = outcome.peak_reserved_bytes;
+            let (style, answer) = match self.is_within {
+                Some(true) => (GOOD, "within"),
+                _ if peak_bytes <= most.bytes => (
+                    BAD,
+                    "unknown: the record does not show the whole program (--accept-open-end), but so far within",
+                ),
+                _ => (BAD, "above"),
+            };
+            let answer = styled(style, answer);
             let _ = writeln!(
                 text,
-                "  allowed   {} the {} that the peak may have: {}",
-                styled(style, answer),
-                Bytes(most_bytes),
-                Bytes(outcome.peak_reserved_bytes)
+                "  allowed   {answer} {} ({}): {}",
+                Bytes(most.bytes),
+                most.whose,
+                Bytes(peak_bytes)
             );
         }
         text += &open_end(trace);
@@ -259,7 +301,7 @@ impl Answer {
         let peak = trace.peak_event();
         let _ = writeln!(
             text,
-            "  live      {} at most, at {}",
+            "  record    {} live at its peak, at {}",
             Bytes(trace.peaks().live_bytes),
             moment(trace, peak)
         );
@@ -272,12 +314,6 @@ impl Answer {
             );
         }
         text += &recorded(trace);
-        if let Err(refused) = result {
-            // The first line has the request; the report says what the pool tried.
-            for line in format!("{}", refused.error).lines().skip(1).filter(|line| line.contains('→')) {
-                let _ = writeln!(text, "  advice    {}", line.trim().trim_start_matches('→').trim());
-            }
-        }
         let (at, heading) = match self.refused {
             Some(event) => (event, format!("held when it is refused, at {}", moment(trace, event))),
             None => (peak + 1, "held at the peak".into()),
@@ -289,10 +325,24 @@ impl Answer {
             styled(HEADING, heading),
             holders_table(&trace.holders(at), &growth, ROWS)
         );
+        if self.refused.is_some() {
+            text += &next(&[(
+                format!("{} replay {} --find-limit", command_name(), shell(file)),
+                "the limit that it needs",
+            )]);
+        }
         text
     }
 
-    fn json(&self, args: &Args, trace: &Trace, setup: &Setup, result: &Result<Outcome, Refused>) -> Value {
+    fn json(
+        &self,
+        args: &Args,
+        trace: &Trace,
+        file: &Path,
+        setup: &Setup,
+        result: &Result<Outcome, Refused>,
+        most: Option<&Most>,
+    ) -> Value {
         let mut value = match result {
             Ok(outcome) => figures::json(trace, outcome),
             Err(refused) => {
@@ -306,6 +356,7 @@ impl Answer {
             }
         };
         let at = self.refused.unwrap_or_else(|| trace.peak_event() + 1);
+        value["file"] = json!(file.to_string_lossy());
         value["fits"] = json!(self.fits);
         value["open_end"] = json!(trace.open_end().map(|end| end.to_string()));
         value["limit"] = json!(setup.hard_limit.map(|limit| limit.to_string()));
@@ -314,8 +365,8 @@ impl Answer {
         value["requests"] = json!(request_count(trace, trace.events().len()));
         value["refused_event"] = json!(self.refused);
         value["refused_request"] = json!(self.refused.map(|event| request_count(trace, event) + 1));
-        value["max_peak_bytes"] = json!(self.most_bytes);
-        value["is_above_max_peak"] = json!(self.is_above_peak);
+        value["max_peak_bytes"] = json!(most.map(|most| most.bytes));
+        value["is_within_max_peak"] = json!(self.is_within);
         value["holders"] = holders_json(trace, at);
         value["growth"] = growth_json(trace, self.refused.unwrap_or(trace.events().len()));
         value

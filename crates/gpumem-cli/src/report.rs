@@ -2,14 +2,15 @@
 
 mod saved;
 
-use crate::describe::{count, grown, holders_table, moment, named, request, seconds};
-use crate::output::{BAD, GOOD, HEADING, Verdict, command_name, complain, print, styled};
+use crate::describe::{RATE_NS_MIN, count, grown, holders_table, moment, named, request, seconds};
+use crate::input::{self, Input};
+use crate::output::{BAD, GOOD, HEADING, NOTE, Verdict, command_name, complain, next, print, shell, styled};
 use crate::replay::{ROWS, growth_json, holders_json};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail};
 use core::fmt::Write as _;
 use gpumem_trace::pool::Bytes;
 use gpumem_trace::pool::sys::text::Shown;
-use gpumem_trace::{Event, Trace};
+use gpumem_trace::{Event, Growth, Trace};
 use saved::Saved;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -26,16 +27,28 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
-    if let Some(saved) = Saved::read(&args.file)? {
-        print(&if args.json { format!("{}\n", saved.json()) } else { saved.text(&args.file) })?;
-        return Ok(Verdict::Yes);
+    let trace = match input::read(&args.file)? {
+        Input::Trace(trace) => *trace,
+        Input::Text(text) => {
+            let saved = Saved::of(&text).with_context(|| {
+                format!(
+                    "{}: this text has no report of a refusal (`out of GPU memory: …`), and is no record",
+                    Shown::path(&args.file)
+                )
+            })?;
+            print(&if args.json { format!("{}\n", saved.json()) } else { saved.text(&args.file) })?;
+            return Ok(Verdict::Yes);
+        }
+    };
+    if trace.events().is_empty() {
+        let notes = trace.disagreements().join("; ");
+        let why = if notes.is_empty() {
+            "record the program from its beginning, with GPUMEM_TRACE=FILE"
+        } else {
+            &notes
+        };
+        bail!("{}: no event is recorded; {}", Shown::path(&args.file), Shown::sentence(why));
     }
-    let trace = Trace::read(&args.file)?;
-    ensure!(
-        !trace.events().is_empty(),
-        "{}: no event is recorded; record the program from its beginning, with GPUMEM_TRACE=FILE",
-        Shown::path(&args.file)
-    );
     if args.json {
         print(&format!("{}\n", json_of(&trace)))?;
         return Ok(Verdict::Yes);
@@ -59,7 +72,10 @@ fn text_of(trace: &Trace, file: &Path) -> String {
         ),
         None => format!(
             "{name}: {} in {} events{}\n",
-            styled(GOOD, "nothing was refused"),
+            match trace.open_end() {
+                Some(_) => styled(NOTE, "no refusal is recorded"),
+                None => styled(GOOD, "nothing was refused"),
+            },
             count(last as u64),
             trace.time_ns(last - 1).map_or(String::new(), |time_ns| format!(", {}", seconds(time_ns)))
         ),
@@ -74,7 +90,13 @@ fn text_of(trace: &Trace, file: &Path) -> String {
         let _ =
             writeln!(text, "  refused  {} requests in all; this is the last", count(trace.refused_count()));
     }
+    if let (None, Some(end)) = (refusal, trace.open_end()) {
+        let _ = writeln!(text, "  but      {end}");
+    }
     let growth = trace.growth(refusal.unwrap_or(last));
+    if let (Some(first), Some(_)) = (growth.first(), refusal) {
+        text += &advice_on_growth(trace, first);
+    }
     for growth in growth.iter().take(GROWTH_ROWS) {
         let _ = writeln!(text, "  grew     {} {}", named(&growth.holder), grown(trace, growth));
     }
@@ -104,6 +126,20 @@ fn text_of(trace: &Trace, file: &Path) -> String {
     ])
 }
 
+/// What to do about a holder that grew until a request was refused.
+fn advice_on_growth(trace: &Trace, growth: &Growth) -> String {
+    let mut text = format!(
+        "  advice   {} grew until the refusal, a leak or a cache without a bound: bound it or free it. A higher limit only delays the next one",
+        named(&growth.holder)
+    );
+    if let Some(took_ns) = growth.took_ns.filter(|took_ns| *took_ns >= RATE_NS_MIN) {
+        let live_bytes = trace.peaks().live_bytes;
+        let lasts_ns = took_ns as f64 * (live_bytes as f64 / growth.gained_bytes.max(1) as f64);
+        let _ = write!(text, ": {} more last {}", Bytes(live_bytes), seconds(lasts_ns as u64));
+    }
+    text + "\n"
+}
+
 /// What to do about a refusal that has no report in its record.
 fn advice(trace: &Trace, event: usize) -> String {
     let Event::Refused { size_bytes, .. } = trace.events()[event] else { return String::new() };
@@ -118,20 +154,6 @@ fn advice(trace: &Trace, event: usize) -> String {
             "  advice   the live blocks and the request need {needed}: free blocks, or use a larger device\n"
         ),
     }
-}
-
-/// The commands that answer the next questions.
-fn next(commands: &[(String, &str)]) -> String {
-    let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
-    let lines = commands.iter().map(|(command, answers)| format!("  {command:<width$}  {answers}\n"));
-    format!("\n{}\n{}", styled(HEADING, "next"), lines.collect::<String>())
-}
-
-/// A path as an argument of a shell.
-fn shell(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = text.chars().all(|letter| letter.is_ascii_alphanumeric() || "/._-+,:@%".contains(letter));
-    if is_plain && !text.is_empty() { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 fn json_of(trace: &Trace) -> Value {

@@ -8,10 +8,11 @@ mod series;
 mod svg;
 
 use crate::output::{self, Verdict};
-use anyhow::{Result, anyhow};
-use gpumem_trace::Trace;
+use anyhow::{Context, Result, anyhow, ensure};
 use gpumem_trace::pool::Bytes;
 use gpumem_trace::pool::sys::text::Shown;
+use gpumem_trace::pool::trace::Recording;
+use gpumem_trace::{Trace, snapshot};
 use serde_json::json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -30,6 +31,9 @@ pub(crate) struct Args {
     /// Write a picture of the memory over time by tag
     #[arg(long, value_name = "SVG")]
     svg: Option<PathBuf>,
+    /// Write a recording of gpumem as a memory snapshot of PyTorch, for pytorch.org/memory_viz
+    #[arg(long, value_name = "PICKLE")]
+    memory_viz: Option<PathBuf>,
     /// Print which files were written as JSON
     #[arg(long)]
     json: bool,
@@ -37,6 +41,17 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
     let trace = Trace::read(&args.file)?;
+    let page = args.output.clone().unwrap_or_else(|| page_beside(&args.file));
+    for output in [Some(&page), args.perfetto.as_ref(), args.svg.as_ref(), args.memory_viz.as_ref()]
+        .into_iter()
+        .flatten()
+    {
+        ensure!(
+            !is_same(output, &args.file),
+            "{} is the record itself: name another file",
+            Shown::path(output)
+        );
+    }
     let mut written = Vec::new();
     if let Some(path) = &args.perfetto {
         written.push(write(path, "perfetto", |output| perfetto::write(&trace, output))?);
@@ -44,10 +59,13 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
     if let Some(path) = &args.svg {
         written.push(write(path, "svg", |output| output.write_all(svg::picture(&trace).as_bytes()))?);
     }
+    if let Some(path) = &args.memory_viz {
+        let recording = Recording::read(&args.file).with_context(|| Shown::path(&args.file).to_string())?;
+        written.push(write(path, "memory_viz", |mut output| snapshot(&recording, &mut output))?);
+    }
     let is_page_wanted = args.output.is_some() || written.is_empty();
     if is_page_wanted {
-        let path = args.output.clone().unwrap_or_else(|| page_beside(&args.file));
-        written.push(write(&path, "page", |output| page::write(&trace, &args.file, output))?);
+        written.push(write(&page, "page", |output| page::write(&trace, &args.file, output))?);
     }
     if args.json {
         let files = written
@@ -63,6 +81,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
         output::print(&written.iter().map(line).collect::<String>())?;
     }
     Ok(Verdict::Yes)
+}
+
+fn is_same(path: &Path, other: &Path) -> bool {
+    path.canonicalize().is_ok_and(|path| other.canonicalize().is_ok_and(|other| path == other))
 }
 
 struct Written {

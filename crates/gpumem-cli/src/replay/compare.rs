@@ -3,7 +3,7 @@
 use super::figures::{self, driver_share};
 use super::parallel::{in_parallel, progress};
 use super::{Args, open_end_sentence};
-use crate::output::{BAD, GOOD, Verdict, print, styled};
+use crate::output::{BAD, GOOD, NOTE, Verdict, print, styled};
 use crate::table;
 use anyhow::Result;
 use core::fmt::Write as _;
@@ -48,7 +48,11 @@ fn text(args: &Args, trace: &Trace, own: &[(Candidate, Attempt)]) -> Result<Stri
     let name = Shown::name(trace.name());
     let mut text = match fit::best(own) {
         Some(best) => {
-            format!("{name}: {} GPUMEM_CONF={}\n", styled(GOOD, "fits best with"), conf(args, trace, best))
+            let fits = match trace.open_end() {
+                Some(_) => styled(NOTE, "what is recorded fits best with"),
+                None => styled(GOOD, "fits best with"),
+            };
+            format!("{name}: {fits} GPUMEM_CONF={}\n", conf(args, trace, best))
         }
         None => no_fit(args, trace)?,
     };

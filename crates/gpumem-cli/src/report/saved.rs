@@ -1,13 +1,9 @@
 //! [`Saved`]: the report of a refusal, as a program printed it.
 
-use super::{next, shell};
-use crate::output::{BAD, HEADING, command_name, styled};
-use anyhow::{Context, Result};
+use crate::output::{BAD, HEADING, command_name, next, shell, styled};
 use core::fmt::Write as _;
 use gpumem_trace::pool::sys::text::Shown;
 use serde_json::{Value, json};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// A report: the headline, the advice, and the table of who holds the memory.
@@ -24,51 +20,61 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// The last report in a file of text; `None` if the file is a record, or has none.
-    pub(super) fn read(path: &Path) -> Result<Option<Self>> {
-        let context = || Shown::path(path).to_string();
-        let mut bytes = Vec::new();
-        File::open(path)
-            .with_context(context)?
-            .take(FILE_BYTES_MAX)
-            .read_to_end(&mut bytes)
-            .with_context(context)?;
-        let is_text = !bytes[..bytes.len().min(TEXT_BYTES_LOOKED_AT)].contains(&0);
-        Ok(if is_text { Self::of(&String::from_utf8_lossy(&bytes)) } else { None })
-    }
-
-    /// The last report in a text.
+    /// The last report in a text, such as a log. Its lines may have a prefix, as a system's logger adds, may be one string of JSON, and a few
+    /// lines of other threads may be between them.
     pub(super) fn of(text: &str) -> Option<Self> {
-        let count = text.matches(HEADLINE).count();
-        let start = text.rfind(HEADLINE)? + HEADLINE.len();
-        let mut lines = text[start..].lines();
-        let mut report = Self { headline: lines.next()?.trim().into(), count, ..Self::default() };
-        let mut in_advice = false;
-        // The report's lines are indented; what the program printed next is not.
-        let rest = lines.map(|line| line.trim_end()).take_while(|line| line.starts_with(' '));
-        for line in rest {
-            let words = line.trim_start();
-            if let Some(advice) = words.strip_prefix('→') {
-                report.advice.push(advice.trim().into());
-                in_advice = true;
-            } else if in_advice && line.starts_with("    ") {
-                // A sentence goes on below its beginning.
-                report
-                    .advice
-                    .iter_mut()
-                    .last()
-                    .into_iter()
-                    .for_each(|advice| *advice = format!("{advice} {words}"));
-            } else if let Some(path) = words.strip_prefix("the last requests are recorded in ") {
-                report.record = Some(path.into());
-            } else if words.starts_with("next: ") {
-                in_advice = false;
-            } else {
-                in_advice = false;
-                report.table.push(line.strip_prefix("  ").unwrap_or(line).into());
-            }
+        let starts: Vec<usize> = text.match_indices(HEADLINE).map(|(at, _)| at + HEADLINE.len()).collect();
+        let is_headline = |at: &&usize| {
+            let line = text[**at..].lines().next().unwrap_or_default();
+            line.contains(" refused ") || line.contains(" requested")
+        };
+        let found: Vec<&usize> = starts.iter().filter(is_headline).collect();
+        let rest = &text[**found.last()?..];
+        let unescaped = rest.lines().next().filter(|line| line.contains("\\n  ")).map(unescaped);
+        let mut lines = unescaped.as_deref().unwrap_or(rest).lines();
+        let mut report =
+            Self { headline: lines.next()?.trim().into(), count: found.len(), ..Self::default() };
+        let lines: Vec<&str> = lines.take(LINES_MAX).collect();
+        // Behind what a logger puts before each line.
+        let prefix = lines.iter().find_map(|line| line.find("  →")).unwrap_or(0);
+        let (mut in_advice, mut foreign_count) = (false, 0);
+        for line in lines {
+            let Some(line) = line.get(prefix..).filter(|line| line.starts_with("  ")).map(str::trim_end)
+            else {
+                foreign_count += 1;
+                if foreign_count > FOREIGN_LINES_MAX {
+                    break;
+                }
+                continue;
+            };
+            foreign_count = 0;
+            in_advice = report.add(line, in_advice);
         }
         Some(report)
+    }
+
+    /// Adds an indented line. Returns true if it belongs to an advice, which may go on in the next line.
+    fn add(&mut self, line: &str, in_advice: bool) -> bool {
+        let words = line.trim_start();
+        if let Some(advice) = words.strip_prefix('→') {
+            self.advice.push(advice.trim().into());
+            return true;
+        }
+        if in_advice && line.starts_with("    ") {
+            // A sentence goes on below its beginning.
+            self.advice
+                .iter_mut()
+                .last()
+                .into_iter()
+                .for_each(|advice| *advice = format!("{advice} {words}"));
+            return true;
+        }
+        match words.strip_prefix("the last requests are recorded in ") {
+            Some(path) => self.record = Some(path.into()),
+            None if words.starts_with("next: ") => {}
+            None => self.table.push(line.strip_prefix("  ").unwrap_or(line).into()),
+        }
+        false
     }
 
     /// The reason and the advice.
@@ -125,9 +131,25 @@ impl Saved {
 
 const HEADLINE: &str = "out of GPU memory: ";
 
-/// A log may be long, and its last report is at its end.
-const FILE_BYTES_MAX: u64 = 1 << 30;
-const TEXT_BYTES_LOOKED_AT: usize = 4096;
+/// The lines that are looked at, and those between them that belong to other threads.
+const LINES_MAX: usize = 100;
+const FOREIGN_LINES_MAX: usize = 3;
+
+/// A string of JSON up to its end.
+fn unescaped(text: &str) -> String {
+    let mut end = text.len();
+    let mut is_escaped = false;
+    for (at, letter) in text.char_indices() {
+        match letter {
+            '"' if !is_escaped => {
+                end = at;
+                break;
+            }
+            _ => is_escaped = letter == '\\' && !is_escaped,
+        }
+    }
+    serde_json::from_str(&format!("\"{}\"", &text[..end])).unwrap_or_else(|_| text.into())
+}
 
 #[cfg(test)]
 mod tests {
@@ -162,8 +184,27 @@ ERROR request failed: out of GPU memory: the limit of 64.000 MiB refused 32.000 
     }
 
     #[test]
+    fn a_report_is_found_behind_prefixes_and_between_other_lines() {
+        let plain = Saved::of(LOG).unwrap();
+        let prefixed: String =
+            LOG.lines().map(|line| format!("Nov 30 03:00:00 host svc[123]: {line}\n")).collect();
+        assert_eq!(Saved::of(&prefixed).unwrap(), plain);
+        let mixed = LOG.replace("  cached  ", "2026-01-01 INFO served\n  cached  ");
+        assert_eq!(Saved::of(&mixed).unwrap(), plain);
+        let (_, report) = LOG.split_once("ERROR ").unwrap();
+        let (report, _) = report.split_once("\n2026").unwrap();
+        let json = serde_json::json!({"level": "error", "message": report, "more": "\"x\""}).to_string();
+        assert_eq!(Saved::of(&json).unwrap(), plain);
+    }
+
+    #[test]
     fn other_texts_have_none() {
-        assert_eq!(Saved::of("2026-01-01 INFO start\n"), None);
-        assert!(Saved::of("out of GPU memory: ").is_none_or(|saved| saved.advice.is_empty()));
+        let others = [
+            "2026-01-01 INFO start\n",
+            "out of GPU memory: ",
+            "INFO we handle \"out of GPU memory: the limit of\" errors well",
+            "out of GPU memory: something",
+        ];
+        others.iter().for_each(|text| assert_eq!(Saved::of(text), None, "{text}"));
     }
 }

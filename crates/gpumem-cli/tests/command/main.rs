@@ -42,6 +42,11 @@ fn a_report_says_who_and_what_grew() {
     let first = said.out.lines().next().unwrap();
     assert!(first.starts_with("leak: refused ") && first.contains(" at "), "{first}");
     assert!(said.out.contains("  grew     `kept` by "), "{}", said.out);
+    assert!(
+        said.out.contains("`kept` grew until the refusal, a leak or a cache without a bound"),
+        "{}",
+        said.out
+    );
     assert!(said.out.contains("the limit is 64.000 MiB"), "{}", said.out);
     assert!(said.out.contains(&format!("gpumem replay {file} --find-limit")), "{}", said.out);
     assert!(said.out.lines().count() <= 40, "one screen: {}", said.out);
@@ -99,7 +104,10 @@ fn a_peak_is_held_against_a_baseline() {
     record(Program::Steady, 4, None, &large).unwrap();
     assert_eq!(gpumem(["replay", &small, "--baseline", &small]).code, 0);
     let said = gpumem(["replay", &large, "--baseline", &small]);
-    assert!(said.code == 1 && said.out.contains("  allowed   above the "), "{said:?}");
+    assert!(
+        said.code == 1 && said.out.contains("  allowed   above ") && said.out.contains("5 % more than "),
+        "{said:?}"
+    );
     assert_eq!(gpumem(["replay", &large, "--baseline", &small, "--max-growth", "900"]).code, 0);
     assert_eq!(gpumem(["replay", &small, "--max-peak", "1GiB"]).code, 0);
     assert_eq!(gpumem(["replay", &small, "--max-peak", "2MiB"]).code, 1);
@@ -137,20 +145,24 @@ fn files_that_are_no_records_are_errors() {
 fn a_cut_record_is_never_whole() {
     let scratch = Scratch::new("cut");
     let (file, cut) = (scratch.path("run.trace"), scratch.path("cut.trace"));
-    record(Program::Warming, 1, None, &file).unwrap();
+    programs::record_in_pieces(&file);
     let bytes = std::fs::read(&file).unwrap();
-    for part in 1..12 {
-        std::fs::write(&cut, &bytes[..bytes.len() * part / 12]).unwrap();
+    assert_eq!(gpumem(["replay", &file, "--find-limit"]).code, 0);
+    let mut answer_count = 0;
+    for part in 1..24 {
+        std::fs::write(&cut, &bytes[..bytes.len() * part / 24]).unwrap();
         let said = gpumem(["replay", &cut, "--find-limit", "--json"]);
         match said.code {
             2 => assert!(said.error.contains("error: "), "{said:?}"),
             _ => {
                 let value: Value = serde_json::from_str(said.out.lines().next().unwrap()).unwrap();
-                assert!(value["smallest_limit_bytes"].is_null(), "cut at {part}/12: {value}");
-                assert!(value["open_end"].is_string(), "cut at {part}/12: {value}");
+                assert!(value["smallest_limit_bytes"].is_null(), "cut at {part}/24: {value}");
+                assert!(value["open_end"].is_string(), "cut at {part}/24: {value}");
+                answer_count += 1;
             }
         }
     }
+    assert!(answer_count > 12, "{answer_count} of 23 cut records have events");
 }
 
 /// A reader that goes is no panic, and the status stays that of the answer.
@@ -195,6 +207,67 @@ fn every_subcommand_has_help() {
     }
 }
 
+/// A record becomes a page and files for other programs, and is never overwritten.
+#[test]
+fn a_record_becomes_files_for_other_programs() {
+    let scratch = Scratch::new("view");
+    let file = scratch.path("run.trace");
+    record(Program::Phases, 1, None, &file).unwrap();
+    let before = std::fs::read(&file).unwrap();
+    let pickle = scratch.path("run.pickle");
+    assert_eq!(gpumem(["view", &file, "--memory-viz", &pickle]).code, 0);
+    let [ours, theirs] = [&file, &pickle].map(|file| gpumem_trace::Trace::read(file).unwrap());
+    assert_eq!(ours.events(), theirs.events());
+    for option in ["--memory-viz", "--svg", "--perfetto", "--output"] {
+        let said = gpumem(["view", &file, option, &file]);
+        assert!(said.code == 2 && said.error.contains("is the record itself"), "{option}: {said:?}");
+    }
+    let said = gpumem(["view", &pickle, "--memory-viz", &scratch.path("again.pickle")]);
+    assert!(said.code == 2 && said.error.contains("not a gpumem trace"), "{said:?}");
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    assert_eq!(gpumem(["view", &file]).code, 0);
+    let page = std::fs::read_to_string(scratch.path("run.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("</html>"), "{}", &page[..200]);
+}
+
+/// The first line names what refuses, and a record that ends early never passes a check.
+#[test]
+fn answers_name_what_refuses_and_do_not_trust_half_a_record() {
+    let scratch = Scratch::new("refuses");
+    let (whole, half) = (scratch.path("whole.trace"), scratch.path("half.trace"));
+    programs::record_in_pieces(&whole);
+    let bytes = std::fs::read(&whole).unwrap();
+    std::fs::write(&half, &bytes[..bytes.len() * 3 / 4]).unwrap();
+    let said = gpumem(["replay", &whole, "--device", "12MiB", "--limit", "1GiB"]);
+    assert!(said.out.starts_with("whole: does not fit on a device of 12.000 MiB: request "), "{said:?}");
+    for option in ["--find-limit", "--compare", "--limit=1GiB"] {
+        let said = gpumem(["replay", &whole, option, "--conf", "hard_limit:10MiB"]);
+        assert!(said.code == 2 && said.error.contains("name the limit with --limit"), "{said:?}");
+    }
+    assert_eq!(gpumem(["replay", &whole, "--max-peak", "1GiB"]).code, 0);
+    let said = gpumem(["replay", &half, "--max-peak", "1GiB"]);
+    assert!(said.code == 1 && said.out.contains("does not show the whole program"), "{said:?}");
+    assert_eq!(gpumem(["replay", &half, "--max-peak", "1GiB", "--accept-open-end"]).code, 0);
+    let said = gpumem(["report", &half]);
+    assert!(said.out.starts_with("half: no refusal is recorded in "), "{said:?}");
+    let compared = gpumem(["replay", &half, "--compare"]);
+    assert!(compared.out.starts_with("half: what is recorded fits best with "), "{compared:?}");
+}
+
+/// A pipe can be read once only.
+#[test]
+#[cfg(unix)]
+fn a_record_may_come_through_a_pipe() {
+    let scratch = Scratch::new("piped");
+    let file = scratch.path("run.trace");
+    record(Program::Steady, 1, None, &file).unwrap();
+    for task in ["report -", "replay - --limit 1GiB", "report /dev/stdin", "replay /dev/stdin"] {
+        let command = format!("cat '{file}' | '{}' {task}", env!("CARGO_BIN_EXE_gpumem"));
+        let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+        assert!(output.status.success(), "{task}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 /// A program runs with its arguments and status, and its memory is summed up on the standard error.
 #[test]
 #[cfg(unix)]
@@ -217,7 +290,22 @@ fn a_program_is_run_and_summed_up() {
     ]);
     assert!(said.out == "1GiB tight\n" && said.error.is_empty(), "{said:?}");
     let said = gpumem(["run", "--", "no-such-program"]);
-    assert!(said.code == 2 && said.error.contains("cannot start"), "{said:?}");
+    assert!(said.code == 127 && said.error.contains("cannot start"), "{said:?}");
+    for wrong in [
+        ["--limit", "abc"],
+        ["--profile", "foo"],
+        ["--conf", "foo"],
+        ["--spill", "foo"],
+        ["--record", "/nope/x"],
+        ["--record", "/tmp"],
+    ] {
+        let said = gpumem(["run"].iter().chain(&wrong).chain(&["--", "echo", "started"]));
+        assert!(said.code == 2 && said.out.is_empty(), "{wrong:?}: {said:?}");
+    }
+    // As under nohup: what is ignored stays so in the program.
+    let ignoring = "trap '' HUP; exec \"$0\" run -- sh -c 'kill -HUP $$; echo alive'";
+    let output = Command::new("sh").args(["-c", ignoring, env!("CARGO_BIN_EXE_gpumem")]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "alive\n");
     // The test itself is a program with a pool.
     let scratch = Scratch::new("run");
     let kept = scratch.path("kept-%p.trace");

@@ -42,6 +42,20 @@ pub(crate) fn record(program: Program, seed: u64, limit: Option<u64>, file: &str
     with_pool(limit, Some(file), |pool| program.run(pool, seed))
 }
 
+/// Records a cache that is filled, with a chunk of the file for each step.
+pub(crate) fn record_in_pieces(file: &str) {
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+    let recorder = Recorder::create(file).unwrap();
+    let pool = Pool::builder(&device).adaptor(recorder.clone()).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..30 {
+        kept.push(scoped(&pool, "cache", 1 << 20, &stream).unwrap());
+        drop(scoped(&pool, "request", 3 << 20, &stream).unwrap());
+        assert!(recorder.flush(core::time::Duration::from_secs(10)));
+    }
+}
+
 fn with_pool(
     limit: Option<u64>,
     file: Option<&str>,
