@@ -86,7 +86,8 @@ impl Saved {
 
     /// Who holds the memory, and what the pool tried.
     pub(super) fn table(&self) -> String {
-        self.table.iter().map(|line| format!("  {}\n", Shown::sentence(line))).collect()
+        let shown = self.table.iter().filter(|line| !is_detail(line.trim_start()));
+        shown.map(|line| format!("  {}\n", Shown::sentence(line))).collect()
     }
 
     pub(super) fn text(&self, file: &Path) -> String {
@@ -130,6 +131,13 @@ impl Saved {
 }
 
 const HEADLINE: &str = "out of GPU memory: ";
+
+/// True for attempts that changed nothing at once, and counters of the pool: a record has the long form of a report.
+fn is_detail(line: &str) -> bool {
+    let is_quick = line.ends_with("ns") || line.ends_with("µs");
+    line.starts_with("Memory pool ")
+        || (line.starts_with("tried: ") && line.contains(": gained nothing in ") && is_quick)
+}
 
 /// The lines that are looked at, and those between them that belong to other threads.
 const LINES_MAX: usize = 100;
@@ -179,6 +187,9 @@ ERROR request failed: out of GPU memory: the limit of 64.000 MiB refused 32.000 
         assert!(saved.advice[0].ends_with("(tag `weights` holds 48.000 MiB)"), "{:?}", saved.advice);
         assert_eq!(saved.record.as_deref(), Some("/tmp/gpumem-4711.trace"));
         assert_eq!(saved.table.len(), 3);
+        let long = LOG.replace("  the last", "  tried: remap: gained nothing in 3.5µs\n  tried: wait: gained 2 MiB in 1.0ms\n  Memory pool requests: 0\n  the last");
+        let long = Saved::of(&long).unwrap();
+        assert_eq!((long.table.len(), long.table().lines().count()), (6, 4), "{}", long.table());
         assert!(saved.table[1].starts_with("  weights"), "{:?}", saved.table);
         assert_eq!(Saved::of(&format!("{LOG}{LOG}")).unwrap().count, 2);
     }
