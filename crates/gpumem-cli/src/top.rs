@@ -36,17 +36,21 @@ pub(crate) struct Args {
 
 #[cfg(not(unix))]
 pub(crate) fn run(_args: &Args) -> anyhow::Result<Verdict> {
-    anyhow::bail!("running processes can be looked into on Linux only; record one with GPUMEM_TRACE, and see `gpumem report`")
+    anyhow::bail!(
+        "running processes can be looked into on Linux only; record one with GPUMEM_TRACE, and see `gpumem report`"
+    )
 }
 
 #[cfg(unix)]
 pub(crate) fn run(args: &Args) -> anyhow::Result<Verdict> {
     use std::io::IsTerminal as _;
     let places = find::Places::new(&args.socket, &args.pids);
-    let is_live = !args.once && !args.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    let is_live =
+        !args.once && !args.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     let processes = sample::once(&places);
     if args.json {
-        let value = serde_json::json!({ "processes": processes.iter().map(|one| &one.value).collect::<Vec<_>>() });
+        let value =
+            serde_json::json!({ "processes": processes.iter().map(|one| &one.value).collect::<Vec<_>>() });
         crate::output::print(&format!("{value}\n"))?;
     } else if is_live && !processes.is_empty() {
         let folder = match &args.record_to {

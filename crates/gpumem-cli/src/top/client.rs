@@ -27,7 +27,8 @@ impl Client {
             sent.and(read.map(|_| ())).context("the process does not answer; it may be stopped or ending")?;
             bail!("the process has closed the connection; it may have ended");
         }
-        let answer: Value = serde_json::from_str(&line).context("the answer is not JSON; another program serves this socket")?;
+        let answer: Value = serde_json::from_str(&line)
+            .context("the answer is not JSON; another program serves this socket")?;
         match answer.get("error").and_then(Value::as_str) {
             Some(problem) => bail!("{}", gpumem_trace::pool::sys::text::Shown::sentence(problem)),
             None => Ok(answer),

@@ -49,7 +49,11 @@ impl Sampler {
         self.clients.retain(|path, _| sockets.contains(path));
         self.silent.retain(|path, _| sockets.contains(path));
         let processes = sockets.into_iter().map(|path| self.ask(path));
-        processes.collect::<Vec<_>>().into_iter().filter(|one| one.is_silent() || self.places.wants(one.pid())).collect()
+        processes
+            .collect::<Vec<_>>()
+            .into_iter()
+            .filter(|one| one.is_silent() || self.places.wants(one.pid()))
+            .collect()
     }
 
     fn ask(&mut self, path: PathBuf) -> Process {

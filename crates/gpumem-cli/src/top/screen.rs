@@ -11,7 +11,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Borders, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -27,13 +27,16 @@ pub(super) fn run(places: Places, folder: &Path) -> Result<()> {
     }
     let samples = sample::start(places);
     // Restores the terminal in a panic too.
-    let mut terminal = ratatui::try_init().context("the terminal cannot be used; print one table with --once")?;
+    let mut terminal =
+        ratatui::try_init().context("the terminal cannot be used; print one table with --once")?;
     let mut view = View::new(folder);
     let shown = loop {
         match samples.try_recv() {
             Ok(processes) => view.take(processes),
             Err(TryRecvError::Empty) => {}
-            Err(TryRecvError::Disconnected) => break Err(anyhow::anyhow!("the thread that asks the processes has ended")),
+            Err(TryRecvError::Disconnected) => {
+                break Err(anyhow::anyhow!("the thread that asks the processes has ended"));
+            }
         }
         if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
             break Err(error.into());
@@ -149,7 +152,8 @@ impl<'a> View<'a> {
 
     /// The same pool in the previous sample, and the seconds since.
     fn earlier(&self, process: &Process, id: u64) -> Option<(PoolView<'_>, f64)> {
-        let before = self.before.iter().find(|one| one.socket == process.socket && one.pid() == process.pid())?;
+        let before =
+            self.before.iter().find(|one| one.socket == process.socket && one.pid() == process.pid())?;
         let pool = before.pools().find(|pool| pool.id() == id)?;
         Some((pool, process.at.duration_since(before.at).as_secs_f64()))
     }
@@ -157,7 +161,8 @@ impl<'a> View<'a> {
     fn draw(&self, frame: &mut Frame<'_>) {
         let tag_count = self.pool().map_or(0, |(_, pool)| pool.tags().count());
         let tag_lines = if tag_count == 0 { 0 } else { (tag_count as u16 + 3).min(frame.area().height / 2) };
-        let parts = [Constraint::Min(3), Constraint::Length(tag_lines), Constraint::Length(1), Constraint::Length(1)];
+        let parts =
+            [Constraint::Min(3), Constraint::Length(tag_lines), Constraint::Length(1), Constraint::Length(1)];
         let [pools, tags, message, keys] = Layout::vertical(parts).areas(frame.area());
         self.draw_pools(frame, pools);
         if tag_lines > 0 {
@@ -176,7 +181,8 @@ impl<'a> View<'a> {
     fn draw_pools(&self, frame: &mut Frame<'_>, area: Rect) {
         let block = Block::new().borders(Borders::TOP).title(" gpumem top ");
         if self.now.is_empty() {
-            let text = Paragraph::new("no process serves a status socket any more; start one with GPUMEM_STATUS=on");
+            let text =
+                Paragraph::new("no process serves a status socket any more; start one with GPUMEM_STATUS=on");
             return frame.render_widget(text.block(block), area);
         }
         let (mut rows, mut cells) = (Vec::new(), Vec::new());
@@ -201,10 +207,10 @@ impl<'a> View<'a> {
         // A process has the whole width: its line is drawn above the empty row of the table.
         let lines = rows.iter().map(|(cells, style)| {
             let cells = if cells.len() == 1 { &[][..] } else { &cells[..] };
-            Row::new(cells.to_vec()).style(*style)
+            row(cells, 2).style(*style)
         });
         let table = Table::new(lines, widths)
-            .header(Row::new(HEADINGS).style(bold))
+            .header(row(&HEADINGS.map(String::from), 2).style(bold))
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
             .column_spacing(2)
             .block(block);
@@ -232,12 +238,20 @@ impl<'a> View<'a> {
         };
         let widths: Vec<_> = (0..TAG_HEADINGS.len()).map(width).collect();
         let bold = Style::new().add_modifier(Modifier::BOLD);
-        let table = Table::new(rows.iter().cloned().map(Row::new), widths)
-            .header(Row::new(TAG_HEADINGS).style(bold))
+        let table = Table::new(rows.iter().map(|cells| row(cells, 1)), widths)
+            .header(row(&TAG_HEADINGS.map(String::from), 1).style(bold))
             .column_spacing(2)
             .block(Block::new().borders(Borders::TOP).title(format!(" tags of {} ", pool.name())));
         frame.render_widget(table, area);
     }
+}
+
+/// A row whose first `left_count` cells are text, and the others figures.
+fn row(cells: &[String], left_count: usize) -> Row<'static> {
+    Row::new(cells.iter().enumerate().map(|(column, cell)| {
+        let line = Line::from(cell.clone());
+        Cell::from(if column < left_count { line } else { line.right_aligned() })
+    }))
 }
 
 fn ask(process: &Process, request: &Value) -> Result<Value> {

@@ -106,7 +106,9 @@ impl<'a> PoolView<'a> {
             limit,
             share,
             before.map_or(String::new(), |before| rate(self, before)),
-            before.map_or(String::new(), |before| growth(self.number("in_use_bytes"), before.0.number("in_use_bytes"), before.1)),
+            before.map_or(String::new(), |before| {
+                growth(self.number("in_use_bytes"), before.0.number("in_use_bytes"), before.1)
+            }),
             self.0["counters"]["refusal_count"].as_u64().unwrap_or(0).to_string(),
             if self.number("spilled_bytes") > 0 { bytes("spilled_bytes") } else { String::new() },
         ]
@@ -115,7 +117,8 @@ impl<'a> PoolView<'a> {
 
 pub(super) const CELL_COUNT: usize = 11;
 pub(super) const HEADINGS: [&str; CELL_COUNT] = [
-    "pool", "device", "in use", "reserved", "peak", "limit", "used", "allocs/s", "growth/s", "refused", "spilled",
+    "pool", "device", "in use", "reserved", "peak", "limit", "used", "allocs/s", "growth/s", "refused",
+    "spilled",
 ];
 
 /// The cells of a tag's row.

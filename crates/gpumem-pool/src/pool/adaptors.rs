@@ -156,6 +156,7 @@ pub(crate) struct Stack {
     /// False while all adaptors are idle: requests and frees pass none of them.
     is_open: AtomicBool,
     /// True if one of the adaptors is never idle.
+    #[cfg(feature = "status-socket")]
     stays_open: bool,
     /// The holdings of blocks that are not plain backend allocations.
     holdings: Lock<Holdings>,
@@ -374,6 +375,7 @@ impl Stack {
         Some(Self {
             adaptors: added.iter().rev().cloned().collect(),
             is_open: AtomicBool::new(stays_open),
+            #[cfg(feature = "status-socket")]
             stays_open,
             holdings: Lock::default(),
         })

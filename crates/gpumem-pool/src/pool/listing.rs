@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_base::counters::Counters;
 use gpumem_base::sync::Lock;
 use gpumem_device::internal::PeerDevice;
-use gpumem_device::{Device, StreamId};
+use gpumem_device::{Device, MemoryInfo, StreamId};
 use std::sync::{Arc, OnceLock, Weak};
 
 pub(crate) struct Listing {
@@ -127,7 +127,11 @@ impl Listing {
 
     /// The pool's figures now.
     pub(crate) fn status(&self) -> Result<Status, PoolError> {
-        let device = self.device.memory_info()?;
+        self.status_on(self.device.memory_info()?)
+    }
+
+    /// Like [`status`](Self::status), with the memory of the device as it is now.
+    pub(crate) fn status_on(&self, device: MemoryInfo) -> Result<Status, PoolError> {
         let reserved = self.backend.reserved()?;
         let counts = self.backend.counts();
         let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
@@ -249,6 +253,10 @@ impl Listing {
     pub(crate) fn of_process() -> &'static WeakList<Self> {
         static OF_PROCESS: WeakList<Listing> = WeakList::new();
         &OF_PROCESS
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -25,27 +25,29 @@ use std::collections::BTreeSet;
 #[must_use]
 pub fn prometheus_text(statuses: &[Status]) -> String {
     let mut text = Text(String::new());
+    let labels: Vec<String> = statuses.iter().map(labels).collect();
+    let labelled = || statuses.iter().zip(&labels);
     for Metric { name, kind, help, value } in METRICS {
         text.family(name, kind, help);
-        for status in statuses {
+        for (status, labels) in labelled() {
             if let Some(value) = value(status) {
-                text.line(name, &labels(status), value);
+                text.line(name, labels, value);
             }
         }
     }
     for StepMetric { name, help, value } in STEP_METRICS {
         text.family(name, COUNTER, help);
-        for status in statuses {
+        for (status, labels) in labelled() {
             for step in &status.counters.steps {
-                text.line(name, &format!("{},step=\"{}\"", labels(status), escaped(step.name)), value(step));
+                text.line(name, &format!("{labels},step=\"{}\"", escaped(step.name)), value(step));
             }
         }
     }
     for TagMetric { name, kind, help, value } in TAG_METRICS {
         text.family(name, kind, help);
-        for status in statuses {
+        for (status, labels) in labelled() {
             for tag in &status.tags {
-                text.line(name, &format!("{},tag=\"{}\"", labels(status), escaped(&tag.tag)), value(tag));
+                text.line(name, &format!("{labels},tag=\"{}\"", escaped(&tag.tag)), value(tag));
             }
         }
     }
@@ -85,7 +87,7 @@ struct Text(String);
 
 impl Text {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.0 += &format!("# HELP gpumem_{name} {help}\n# TYPE gpumem_{name} {kind}\n");
+        let _written = writeln!(self.0, "# HELP gpumem_{name} {help}\n# TYPE gpumem_{name} {kind}");
     }
 
     fn line(&mut self, name: &str, labels: &str, value: f64) {

@@ -1,13 +1,16 @@
 //! The answers to requests.
 
 use super::request::{Ask, REQUESTS};
-use crate::config::Limit;
+use crate::config::{Limit, PoolId};
 use crate::error::PoolError;
 use crate::pool::listing::Listing;
 use crate::stats::{Status, prometheus_text};
 use crate::trace::{Flight, Tap};
+use gpumem_device::{Device, MemoryInfo};
 use gpumem_sys::text::Shown;
+use serde::Serialize;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -15,6 +18,7 @@ use std::time::Instant;
 pub(super) fn to_line(line: &str) -> String {
     match Ask::parse(line).and_then(answer) {
         Ok(Answer::Json(value)) => format!("{value}\n"),
+        // A line, or lines without an empty one.
         Ok(Answer::Text(text)) => text + "\n",
         Err(problem) => error(&problem),
     }
@@ -41,13 +45,12 @@ pub(super) fn error(problem: &str) -> String {
 
 enum Answer {
     Json(Value),
-    /// Lines, without an empty one.
     Text(String),
 }
 
 fn answer(ask: Ask) -> Result<Answer, String> {
     Ok(Answer::Json(match ask {
-        Ask::Status => status(),
+        Ask::Status => return Ok(Answer::Text(status())),
         Ask::Prometheus => return Ok(Answer::Text(metrics())),
         Ask::Record(path) => {
             let started = Tap::shared().start(&path).map_err(|error| error.to_string())?;
@@ -73,33 +76,80 @@ fn answer(ask: Ask) -> Result<Answer, String> {
     }))
 }
 
-fn status() -> Value {
-    let pools: Vec<Value> = Listing::of_process().live().iter().map(|pool| pool_status(pool)).collect();
-    json!({
-        "ok": true,
-        "pid": std::process::id(),
-        "program": program(),
-        "version": env!("CARGO_PKG_VERSION"),
-        "uptime_seconds": started().elapsed().as_secs_f64(),
-        "recording": Tap::shared().path(),
-        "flight_recorders": Flight::count(),
-        "pools": pools,
-    })
+/// What `status` is answered.
+#[derive(Serialize)]
+struct ProcessStatus {
+    ok: bool,
+    pid: u32,
+    program: &'static str,
+    version: &'static str,
+    uptime_seconds: f64,
+    recording: Option<PathBuf>,
+    flight_recorders: usize,
+    pools: Vec<PoolStatus>,
 }
 
-/// The status of a pool, or what prevents it.
-fn pool_status(pool: &Listing) -> Value {
-    let failed = |problem: String| json!({ "id": pool.id(), "name": pool.name(), "error": problem });
-    match pool.status() {
-        Ok(status) => serde_json::to_value(status).unwrap_or_else(|error| failed(error.to_string())),
-        Err(error) => failed(error.to_string()),
-    }
+#[derive(Serialize)]
+#[serde(untagged)]
+enum PoolStatus {
+    Known(Box<Status>),
+    /// What prevents it, as on a lost device.
+    Unknown {
+        id: PoolId,
+        name: String,
+        error: String,
+    },
 }
 
-/// Pools that cannot be asked, as on a lost device, have no lines.
-fn metrics() -> String {
+fn status() -> String {
+    let status = ProcessStatus {
+        ok: true,
+        pid: std::process::id(),
+        program: program(),
+        version: env!("CARGO_PKG_VERSION"),
+        uptime_seconds: started().elapsed().as_secs_f64(),
+        recording: Tap::shared().path(),
+        flight_recorders: Flight::count(),
+        pools: pool_statuses(),
+    };
+    serde_json::to_string(&status).unwrap_or_else(|error| json!({ "error": error.to_string() }).to_string())
+}
+
+/// The status of each pool. Each device is asked for its memory once.
+fn pool_statuses() -> Vec<PoolStatus> {
     let pools = Listing::of_process().live();
-    let statuses: Vec<Status> = pools.iter().filter_map(|pool| pool.status().ok()).collect();
+    let mut devices: Vec<(&Device, Result<MemoryInfo, PoolError>)> = Vec::new();
+    let status = |pool: &Listing, info: Result<MemoryInfo, PoolError>| match info
+        .and_then(|info| pool.status_on(info))
+    {
+        Ok(status) => PoolStatus::Known(Box::new(status)),
+        Err(error) => {
+            PoolStatus::Unknown { id: pool.id(), name: pool.name().into(), error: error.to_string() }
+        }
+    };
+    let mut statuses = Vec::with_capacity(pools.len());
+    for pool in &pools {
+        let known = devices.iter().find(|(device, _)| *device == pool.device());
+        let info = match known {
+            Some((_, info)) => info.clone(),
+            None => {
+                let info = pool.device().memory_info().map_err(PoolError::from);
+                devices.push((pool.device(), info.clone()));
+                info
+            }
+        };
+        statuses.push(status(pool, info));
+    }
+    statuses
+}
+
+/// Pools that cannot be asked have no lines.
+fn metrics() -> String {
+    let known = |status| match status {
+        PoolStatus::Known(status) => Some(*status),
+        PoolStatus::Unknown { .. } => None,
+    };
+    let statuses: Vec<Status> = pool_statuses().into_iter().filter_map(known).collect();
     prometheus_text(&statuses)
 }
 
@@ -147,10 +197,13 @@ fn find(pool: &str) -> Result<Arc<Listing>, String> {
 }
 
 /// The name of the program, as the system states it.
-fn program() -> String {
-    let path = std::env::current_exe().ok();
-    let name = path.as_deref().and_then(|path| path.file_name());
-    name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+fn program() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let path = std::env::current_exe().ok();
+        let name = path.as_deref().and_then(|path| path.file_name());
+        name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    })
 }
 
 /// The moment when the socket was first asked for.
