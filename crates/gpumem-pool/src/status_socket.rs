@@ -36,7 +36,7 @@ mod request;
 mod server;
 
 use gpumem_base::sync::Lock;
-use place::{Choice, Place};
+use place::{Choice, SocketPlace};
 use std::path::PathBuf;
 
 /// Serves the socket of this process, as the value of `GPUMEM_STATUS` says, if it is not served yet.
@@ -50,7 +50,7 @@ pub(crate) fn serve(value: &str) -> Result<(), String> {
     if served.is_some() {
         return Ok(());
     }
-    let place = Place::open(&choice)?;
+    let place = SocketPlace::open(&choice)?;
     let path = place.path.clone();
     server::start(place)
         .map_err(|error| format!("the thread of the status socket cannot be started ({error})"))?;

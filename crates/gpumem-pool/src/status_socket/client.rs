@@ -2,7 +2,7 @@
 //! answer.
 
 use super::answer;
-use super::descriptors::Kept;
+use super::descriptors::OpenDescriptor;
 use rustix::event::PollFlags;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 pub(super) struct Client {
     pub(super) stream: UnixStream,
-    kept: Option<Kept>,
+    kept: Option<OpenDescriptor>,
     input: Vec<u8>,
     output: Vec<u8>,
     written: usize,
@@ -22,7 +22,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(stream: UnixStream) -> Self {
-        let kept = Kept::new(&stream);
+        let kept = OpenDescriptor::new(&stream);
         Self {
             stream,
             kept,
@@ -36,7 +36,7 @@ impl Client {
 
     /// Closes the connection.
     pub(super) fn end(self) {
-        self.kept.iter().for_each(Kept::end);
+        self.kept.iter().for_each(OpenDescriptor::end);
     }
 
     /// Writes as much of a message as the socket takes at once, and ends.

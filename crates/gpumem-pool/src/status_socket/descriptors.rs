@@ -7,9 +7,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Once;
 
 /// One of the places for descriptors.
-pub(super) struct Kept(&'static AtomicI32);
+pub(super) struct OpenDescriptor(&'static AtomicI32);
 
-impl Kept {
+impl OpenDescriptor {
     /// Notes an open descriptor. Without a free place, a forked child keeps its copy open.
     pub(super) fn new(of: &impl AsRawFd) -> Option<Self> {
         static WATCHED: Once = Once::new();

@@ -1,4 +1,4 @@
-//! [`Place`]: the path of the socket. The folder belongs to the user, and sockets of dead processes are removed from it.
+//! [`SocketPlace`]: the path of the socket. The folder belongs to the user, and sockets of dead processes are removed from it.
 
 use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
@@ -18,7 +18,7 @@ pub(super) enum Choice {
     Path(PathBuf),
 }
 
-pub(super) struct Place {
+pub(super) struct SocketPlace {
     pub(super) path: PathBuf,
     pub(super) listener: UnixListener,
 }
@@ -37,7 +37,7 @@ impl Choice {
     }
 }
 
-impl Place {
+impl SocketPlace {
     pub(super) fn open(choice: &Choice) -> Result<Self, String> {
         let path = match choice {
             Choice::Default => user_folder()?.join(own_name()),

@@ -2,8 +2,8 @@
 
 use super::answer;
 use super::client::Client;
-use super::descriptors::Kept;
-use super::place::Place;
+use super::descriptors::OpenDescriptor;
+use super::place::SocketPlace;
 use gpumem_device::internal::catch_panic;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-pub(super) fn start(place: Place) -> io::Result<()> {
+pub(super) fn start(place: SocketPlace) -> io::Result<()> {
     answer::started();
     let serve = move || serve(&place.listener);
     std::thread::Builder::new().name("gpumem-status".into()).spawn(serve).map(drop)
@@ -21,7 +21,7 @@ pub(super) fn start(place: Place) -> io::Result<()> {
 fn serve(listener: &UnixListener) {
     let mut clients: Vec<Client> = Vec::new();
     // For the life of the process.
-    let _kept = Kept::new(listener);
+    let _kept = OpenDescriptor::new(listener);
     loop {
         let mut waits = vec![PollFd::new(listener, PollFlags::IN)];
         waits.extend(clients.iter().map(|client| PollFd::new(&client.stream, client.awaits())));

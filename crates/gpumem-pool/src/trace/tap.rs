@@ -35,14 +35,14 @@ pub(crate) struct Tap {
 }
 
 /// A recording that has begun.
-pub(crate) struct Started {
+pub(crate) struct RecordingStarted {
     pub(crate) path: PathBuf,
     pub(crate) pool_count: usize,
     pub(crate) live_count: usize,
 }
 
 /// A recording that has ended.
-pub(crate) struct Stopped {
+pub(crate) struct RecordingStopped {
     pub(crate) path: PathBuf,
     pub(crate) dropped_count: u64,
     /// False if the end of the file may be missing.
@@ -73,7 +73,7 @@ impl Tap {
     }
 
     /// Records all pools that have the tap into a file from now on.
-    pub(crate) fn start(&self, path: &Path) -> Result<Started, TapError> {
+    pub(crate) fn start(&self, path: &Path) -> Result<RecordingStarted, TapError> {
         let mut recording = self.recording.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(trace) = &*recording {
             return Err(TapError::IsRecording(trace.path().into()));
@@ -100,13 +100,14 @@ impl Tap {
             let blocks = pool.live_blocks().into_iter();
             live.extend(blocks.map(|(address, size_bytes)| Raw::alloc(whose, address, size_bytes, stream)));
         }
-        let started = Started { path: trace.path().into(), pool_count: pools.len(), live_count: live.len() };
+        let started =
+            RecordingStarted { path: trace.path().into(), pool_count: pools.len(), live_count: live.len() };
         trace.recorder.begin_with(live);
         Ok(started)
     }
 
     /// Ends the recording.
-    pub(crate) fn stop(&self) -> Result<Stopped, TapError> {
+    pub(crate) fn stop(&self) -> Result<RecordingStopped, TapError> {
         // The pools take the lock for reading.
         let trace = self.current().ok_or(TapError::IsNotRecording)?;
         // Pools that are built from here on begin idle.
@@ -117,7 +118,7 @@ impl Tap {
             sink::figures(|raw| trace.record(raw), pool, Some(figures));
         }
         let is_whole = trace.flush(FLUSH_TIME_MAX);
-        Ok(Stopped { path: trace.path().into(), dropped_count: trace.dropped_count(), is_whole })
+        Ok(RecordingStopped { path: trace.path().into(), dropped_count: trace.dropped_count(), is_whole })
     }
 
     /// The file that is being recorded.
