@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Verdict> {
             Some(folder) => std::path::absolute(folder)?,
             None => std::env::current_dir()?,
         };
-        screen::run(places, &folder)?;
+        screen::run(places, processes, &folder)?;
         return Ok(Verdict::Yes);
     } else if !processes.is_empty() {
         crate::output::print(&snapshot::text(&processes))?;

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-pub(super) fn run(places: Places, folder: &Path) -> Result<()> {
+/// `first` is a sample from now.
+pub(super) fn run(places: Places, first: Vec<Process>, folder: &Path) -> Result<()> {
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_over))?;
@@ -30,6 +31,7 @@ pub(super) fn run(places: Places, folder: &Path) -> Result<()> {
     let mut terminal =
         ratatui::try_init().context("the terminal cannot be used; print one table with --once")?;
     let mut view = View::new(folder);
+    view.take(first);
     let shown = loop {
         match samples.try_recv() {
             Ok(processes) => view.take(processes),

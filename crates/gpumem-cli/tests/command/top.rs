@@ -158,7 +158,7 @@ fn the_screen_takes_keys_and_restores_the_terminal() {
     let folder = folder(&scratch);
     let mut server = Server::start(&folder);
     let gpumem = env!("CARGO_BIN_EXE_gpumem");
-    let line = format!("{gpumem} top --socket '{folder}' --record-to '{folder}'");
+    let line = format!("stty rows 30 cols 140; exec {gpumem} top --socket '{folder}' --record-to '{folder}'");
     let mut script = Command::new("script");
     script.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm-256color");
     let started = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -181,7 +181,7 @@ fn the_screen_takes_keys_and_restores_the_terminal() {
     let output = screen.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("gpumem top") && text.contains("recording into"), "{text}");
+    assert!(text.contains("server  0 caching") && text.contains("recording into"), "{text}");
     assert!(text.contains("\u{1b}[?1049h") && text.contains("\u{1b}[?1049l"), "{text}");
     assert_eq!(server.ask("stop")["is_whole"], true);
 }
