@@ -86,6 +86,7 @@ pages! {
     Arrays = "../../docs/how-to/arrays.md";
     LargerThanTheDevice = "../../docs/how-to/larger-than-the-device.md";
     OutOfMemory = "../../docs/how-to/out-of-memory.md";
+    Operate = "../../docs/how-to/operate.md";
     TestWithoutAGpu = "../../docs/how-to/test-without-a-gpu.md";
     CheckKernels = "../../docs/how-to/check-kernels.md";
     Adaptors = "../../docs/how-to/adaptors.md";

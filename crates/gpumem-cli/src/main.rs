@@ -9,6 +9,7 @@ mod output;
 mod replay;
 mod report;
 mod table;
+mod top;
 mod view;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -30,6 +31,8 @@ enum Task {
     Replay(replay::Args),
     /// Start a program with a recording, a limit or the flight recorder, and say at its end where its memory went
     Run(launch::Args),
+    /// Look into running processes: pools, tags, limits, rates, refusals; start and stop a recording
+    Top(top::Args),
     /// Look at the driver, the devices, the variables and the Python packages of this machine, and measure a little
     Doctor(doctor::Args),
     /// Print the completions of a shell, to be saved where it looks for them
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Completions { shell } => completions(shell),
         Task::Report(args) => report::run(&args),
         Task::Replay(args) => replay::run(&args),
+        Task::Top(args) => top::run(&args),
         Task::View(args) => view::run(&args),
     };
     match verdict {

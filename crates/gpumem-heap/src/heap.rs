@@ -1046,6 +1046,15 @@ impl Heap {
         self.map.pages.mapping_count()
     }
 
+    /// The address and the size of each block outside the heap, thread caches included. The size may be rounded up.
+    pub fn live_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
+        let MemoryMap { spaces, records, .. } = &self.map;
+        records.live().filter_map(|record| {
+            let space = spaces.get(usize::from(record.space))?;
+            Some((space.base + record.start, record.size_bytes))
+        })
+    }
+
     /// The host memory of the heap's records, in bytes.
     pub fn record_bytes(&self) -> usize {
         let MemoryMap { spaces, pages, records } = &self.map;

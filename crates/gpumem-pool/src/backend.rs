@@ -96,6 +96,16 @@ impl Backend {
         }
     }
 
+    /// The address and the size of each live block, if the backend knows them. The size may be rounded up.
+    #[cfg(feature = "status-socket")]
+    pub(crate) fn live_blocks(&self) -> Option<Vec<(u64, u64)>> {
+        match self {
+            #[cfg(feature = "backend-caching")]
+            Self::Caching(pool) => Some(pool.live_blocks()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn growing(&self) -> Option<&CachingPool> {
         match self {
             #[cfg(feature = "backend-caching")]

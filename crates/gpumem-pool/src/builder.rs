@@ -14,6 +14,8 @@ use crate::config::{
 };
 use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
+#[cfg(all(feature = "status-socket", target_os = "linux"))]
+use crate::status_socket;
 use crate::trace::{Flight, Trace};
 use gpumem_device::Device;
 use gpumem_device::internal::not_forked;
@@ -34,8 +36,9 @@ pub struct PoolBuilder {
     peers: Vec<Device>,
     adaptors: Vec<Arc<dyn Adaptor>>,
     observer: Option<Observer>,
-    /// The outermost adaptor.
+    /// The outermost adaptor, but for the tap.
     trace: Option<Arc<Trace>>,
+    is_never_recorded: bool,
 }
 
 impl Pool {
@@ -49,7 +52,8 @@ impl Pool {
     }
 
     /// Creates a pool as configured by `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`,
-    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`, `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_SPILL`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`.
+    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`, `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_SPILL`, `GPUMEM_TRACE`, `GPUMEM_TRACE_LIMIT` and
+    /// `GPUMEM_STATUS`.
     ///
     /// # Errors
     ///
@@ -77,11 +81,12 @@ impl PoolBuilder {
             adaptors: Vec::new(),
             observer: None,
             trace: None,
+            is_never_recorded: false,
         }
     }
 
     /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`,
-    /// `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_SPILL`, `GPUMEM_TRACE` and `GPUMEM_TRACE_LIMIT`. Later calls on the builder override the variables.
+    /// `GPUMEM_FLIGHT_RECORDER`, `GPUMEM_SPILL`, `GPUMEM_TRACE`, `GPUMEM_TRACE_LIMIT` and `GPUMEM_STATUS`. Later calls on the builder override the variables.
     ///
     /// # Errors
     ///
@@ -115,6 +120,7 @@ impl PoolBuilder {
         }
         let limit_bytes = read("GPUMEM_TRACE_LIMIT")?.map(trace_limit).transpose()?;
         builder.trace = read("GPUMEM_TRACE")?.map(|path| trace(path, limit_bytes)).transpose()?;
+        read("GPUMEM_STATUS")?.map(serve_status).transpose()?;
         Ok(builder)
     }
 
@@ -185,6 +191,12 @@ impl PoolBuilder {
     /// `expandable_segments` is set.
     pub(crate) fn copied_by_address(mut self) -> Self {
         self.is_copied_by_address = true;
+        self
+    }
+
+    /// For a pool whose memory the requests of other pools stand for.
+    pub(crate) fn not_recorded(mut self) -> Self {
+        self.is_never_recorded = true;
         self
     }
 
@@ -300,6 +312,9 @@ impl PoolBuilder {
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         let flight = Flight::of(&config.flight_recorder);
         self.adaptors.extend(flight.clone().map(|flight| flight as _));
+        if !self.is_never_recorded {
+            self.adaptors.extend(tap());
+        }
         let setup = Setup {
             name: PoolName::new(self.name.as_deref(), None),
             config,
@@ -321,6 +336,34 @@ fn trace_limit(value: String) -> Result<u64, EnvError> {
             Err(EnvError::BadValue { name: "GPUMEM_TRACE_LIMIT", value, expected })
         }
     }
+}
+
+/// Serves the status socket of the process, as the value of `GPUMEM_STATUS` says.
+fn serve_status(value: String) -> Result<(), EnvError> {
+    #[cfg(all(feature = "status-socket", target_os = "linux"))]
+    let served = status_socket::serve(&value);
+    #[cfg(not(all(feature = "status-socket", target_os = "linux")))]
+    let served = match value.trim().to_lowercase().as_str() {
+        "off" | "false" | "0" => Ok(()),
+        _ if cfg!(target_os = "linux") => Err(
+            "this program was built without the feature `status-socket` of gpumem-pool: unset the variable, or build it with the feature",
+        ),
+        _ => Err("running processes can be looked into on Linux only: unset the variable"),
+    };
+    served.map_err(|problem| EnvError::BadValue {
+        name: "GPUMEM_STATUS",
+        value,
+        expected: problem.to_string(),
+    })
+}
+
+/// The recorder of new pools that begins on demand.
+fn tap() -> Option<Arc<dyn Adaptor>> {
+    #[cfg(all(feature = "status-socket", target_os = "linux"))]
+    let tap = status_socket::is_served().then(|| crate::trace::Tap::shared() as _);
+    #[cfg(not(all(feature = "status-socket", target_os = "linux")))]
+    let tap = None;
+    tap
 }
 
 /// All pools of a process record into one file.

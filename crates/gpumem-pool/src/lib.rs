@@ -21,6 +21,7 @@
 //! | [`trace`] | recording and reading the requests of pools |
 //! | [`adaptor`] | behaviours around a pool: budgets, injected failures, guard bytes, fills, tracking, fallback to another pool |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
+//! | `status_socket` | a Unix socket that answers questions about the pools of the process while it runs |
 //! | `builder` | [`PoolBuilder`], and the environment variables |
 //!
 //! ```
@@ -47,6 +48,8 @@
 //! | `ipc` | no | on Linux, `Block::send` and `ImportedBlock::receive`: a block goes to another process over a Unix socket, in one call |
 //! | `serde` | no | [`Status`], [`OutOfMemory`] and their parts implement `Serialize` |
 //! | `tracing` | no | events of the crate `tracing` with the target `gpumem_pool`: refusals (`warn`), returned memory (`info`), steps that made room (`debug`), slow allocations (`trace`) |
+//! | `prometheus` | no | `prometheus_text`: the figures of pools in the text format of Prometheus |
+//! | `status-socket` | no | on Linux, `GPUMEM_STATUS`: a running process answers questions about its pools over a Unix socket |
 //! | `nvml` | no | [`OutOfMemory`] names the other processes on the device |
 //!
 //! # Systems
@@ -86,6 +89,8 @@ mod limits;
 #[allow(unsafe_code)]
 mod pool;
 mod stats;
+#[cfg(all(feature = "status-socket", target_os = "linux"))]
+mod status_socket;
 pub mod trace;
 
 pub use backend::{DriverPoolUsage, Keep, Slept, Woken};
@@ -124,4 +129,6 @@ pub use pool::{
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
 #[doc(hidden)]
 pub use pool::{Settled, SpillPin, SpillableBlock};
+#[cfg(feature = "prometheus")]
+pub use stats::prometheus_text;
 pub use stats::{Status, StreamUsage, TagUsage};

@@ -40,6 +40,8 @@ pub use sharing::SocketError;
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use spill::{Settled, SpillPin, SpillableBlock};
+#[cfg(feature = "status-socket")]
+pub(crate) use state::{StateRef, with_recordable};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend::{Keep, MemorySource, Search, Slept, Woken};
@@ -48,20 +50,19 @@ use crate::config::{
 };
 use crate::error::{PoolError, PoolUsage, Unsupported};
 use crate::limits::{Limits, WeakList};
-use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
+use crate::stats::Status;
 use adaptors::Stack;
 use alignment::check_alignment;
 use core::ops::RangeInclusive;
-use gpumem_base::counters::Counters;
 use gpumem_device::internal::not_forked;
-use gpumem_device::{Device, Stream, StreamId};
+use gpumem_device::{Device, Stream};
 use gpumem_sys::text::{Shown, debug_fields};
 use gpumem_sys::types::CUdevice_attribute;
 use hub::Hub;
 pub(crate) use hub::Setup;
 use listing::Listing;
 use request::ahead::without_moves;
-use request::{Origin, check, ladder, largest, report};
+use request::{Origin, check, ladder, largest};
 use sleep_state::{ASLEEP, AWAKE, check_not_lent};
 use spill::Spiller;
 use state::{PoolHandle, State};
@@ -99,14 +100,20 @@ impl Pool {
         let hub = Hub::open(setup, is_for_host)?;
         let stack = Stack::new(&adaptors);
         if let Some(stack) = &stack {
-            hub.take_cache_key();
+            if stack.is_open() {
+                hub.take_cache_key();
+            }
             stack.open(&hub);
         }
         WeakList::on(hub.device()).add(Arc::downgrade(&hub.listing));
+        #[cfg(feature = "status-socket")]
+        Listing::of_process().add(Arc::downgrade(&hub.listing));
         if let Some(spiller) = Spiller::open(&hub, parent.and_then(|parent| parent.0.spiller()))? {
             hub.set_spiller(spiller);
         }
         let pool = Self(PoolHandle::new(hub, adaptors, stack));
+        #[cfg(feature = "status-socket")]
+        pool.0.list_if_recordable();
         pool.0.setup.peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         pool.0.open_to_configured()?;
         Ok(pool)
@@ -704,9 +711,12 @@ impl Pool {
                 state.wait_for_peers()?;
                 sleeping.sleep(keep)
             });
-        match slept.is_ok() || sleeping.is_asleep() {
-            true => change.to = ASLEEP,
-            false => state.be_awake(),
+        if slept.is_ok() || sleeping.is_asleep() {
+            change.to = ASLEEP;
+        } else {
+            state.be_awake();
+            drop(change);
+            state.settle_cache_key();
         }
         slept
     }
@@ -738,6 +748,9 @@ impl Pool {
             change.to = AWAKE;
         }
         drop(change);
+        if woken.is_ok() {
+            state.settle_cache_key();
+        }
         state.with_report(woken, &Origin { size_bytes: None, stream: None, tag: 0 })
     }
 
@@ -849,15 +862,7 @@ impl Pool {
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
         let (pool, free_bytes) = (self.0.name(), || self.own_and_free_bytes());
         let limit_bytes = Limits::resolve_hard(pool, Some(limit), kind, total_bytes, free_bytes)?;
-        self.0.backend.check_hard_limit(limit_bytes)?;
-        let excess_bytes = self.0.limits.node.set_limit_bytes(limit_bytes);
-        if excess_bytes > 0 {
-            self.0.backend.limits_changed()?;
-            self.spill_below(limit_bytes);
-            let keep_bytes = self.0.reserved_bytes()?.saturating_sub(excess_bytes);
-            self.0.backend.trim_to(keep_bytes)?;
-        }
-        Ok(())
+        self.0.listing.set_hard_limit(limit_bytes, || self.spill_below(limit_bytes))
     }
 
     /// Moves arrays of this pool to the host, and then those of pools beneath it, until a limit holds what is in use.
@@ -887,9 +892,7 @@ impl Pool {
         self.0.check_usable()?;
         let (limit, kind, total_bytes) = (limit.into_limit()?, self.kind(), self.device().total_bytes());
         let limit_bytes = Limits::resolve(Some(limit), kind, total_bytes, || self.own_and_free_bytes())?;
-        self.0.limits.set_soft_bytes(limit_bytes);
-        self.0.backend.limits_changed()?;
-        if self.0.reserved_bytes()? > limit_bytes { self.0.backend.trim_to(limit_bytes) } else { Ok(()) }
+        self.0.listing.set_soft_limit(limit_bytes)
     }
 
     /// Releases memory that no block holds, until `keep_bytes` are reserved. Live blocks, and frees that the device has
@@ -962,77 +965,7 @@ impl Pool {
     /// [`DeviceError::Driver`](crate::DeviceError::Driver) or [`DeviceError::DeviceLost`](crate::DeviceError::DeviceLost) if a call fails.
     pub fn status(&self) -> Result<Status, PoolError> {
         not_forked()?;
-        let state = &self.0;
-        let device = self.device().memory_info()?;
-        let reserved = state.backend.reserved()?;
-        let counts = state.backend.counts();
-        let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
-            tag: (*name).into(),
-            in_use_bytes: counters.in_use_bytes(),
-            peak_bytes,
-            block_count: counters.block_count(),
-            allocation_count: counters.allocation_count(),
-        };
-        let tags = state.tags.sums().into_iter().map(tag).collect();
-        let mut streams = state.backend.streams();
-        streams.iter_mut().for_each(|(_, sum)| *sum = sum.shown());
-        streams.retain(|(_, sum)| sum.block_count() > 0);
-        let stream = |(stream, sum): (Option<StreamId>, Counters)| StreamUsage {
-            stream,
-            in_use_bytes: sum.in_use_bytes(),
-            block_count: sum.block_count(),
-        };
-        let streams = streams.into_iter().map(stream).collect();
-        let name = state.name();
-        let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
-        let unfreed_bytes = reserved.map_or(0, |reserved| reserved.unfreed_bytes);
-        let other_libraries_bytes = report::other_libraries_bytes(state)?;
-        let used_bytes = counts.in_use_bytes.saturating_add(other_libraries_bytes);
-        let spilled = state.spiller().map(|spiller| spiller.figures()).unwrap_or_default();
-        Ok(Status {
-            id: name.id,
-            name: name.as_str().into(),
-            is_named: name.is_given,
-            backend: state.backend.kind(),
-            kind: self.kind(),
-            plain_segments: state.backend.has_plain_segments(),
-            plain_segments_reason: state.backend.lack(),
-            device_name: self.device().name().into(),
-            device_ordinal: self.device().ordinal(),
-            in_use_bytes: counts.in_use_bytes,
-            other_libraries_bytes,
-            reserved_bytes,
-            cached_bytes: reserved_bytes.saturating_sub(used_bytes).saturating_sub(unfreed_bytes),
-            asleep_bytes: reserved.map_or(0, |reserved| reserved.asleep_bytes),
-            asleep_host_bytes: reserved.map_or(0, |reserved| reserved.on_host_bytes),
-            spilled_bytes: spilled.away_bytes,
-            spilled_array_count: spilled.away_count,
-            spilled_host_bytes: spilled.host_bytes,
-            spilled_neighbour_bytes: spilled.neighbour_bytes,
-            spilled_file_bytes: spilled.file_bytes,
-            spill_needed_bytes: spilled.repetition.map(|one| one.needed_bytes),
-            spill_room_bytes: spilled.repetition.map(|one| one.room_bytes),
-            spill_least_bytes: spilled
-                .repetition
-                .map(|one| one.least_up_bytes.saturating_add(one.least_down_bytes)),
-            spill_least_time_ns: spilled.least_time_ns(),
-            spilled_down_rate: spilled.down_rate,
-            spilled_up_rate: spilled.up_rate,
-            in_use_peak_bytes: counts.in_use_peak_bytes,
-            reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
-            record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
-            block_count: counts.block_count,
-            allocation_count: counts.allocation_count,
-            counters: state.activity.read(),
-            hard_limit_bytes: state.limits.hard_bytes(),
-            soft_limit_bytes: state.limits.soft_bytes(),
-            is_soft_limit_idle: state.is_soft_limit_idle(),
-            device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
-            device_total_bytes: device.total_bytes,
-            private_pools: state.private_pools_of(name.id),
-            tags,
-            streams,
-        })
+        self.0.listing.status()
     }
 
     /// Resets the peak counters reported by [`Pool::status`].

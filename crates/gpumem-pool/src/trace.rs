@@ -15,6 +15,7 @@
 //! | `event` | an event, in the form for users and in the form for rings |
 //! | `ring` | one thread's events on their way to the writer; `rings`: those of all threads |
 //! | `sink` | the adaptor: the events recorded for each call |
+//! | `tap` | an adaptor that records from a moment on, until another |
 //! | `book` | the pools, with their settings and the names of their tags |
 //! | `recorder` | the writer's thread |
 //! | `flight` | the last events in memory, for a refusal |
@@ -31,12 +32,16 @@ mod recorder;
 mod ring;
 mod rings;
 mod sink;
+#[cfg(feature = "status-socket")]
+mod tap;
 
 pub use crate::pool::adaptors::PoolSettings;
 pub use event::{RecordedEvent, What};
 pub(crate) use flight::Flight;
 pub use format::{Flaw, is_trace};
 pub use read::{ReadError, Recording, Report, Tail};
+#[cfg(feature = "status-socket")]
+pub(crate) use tap::Tap;
 
 use crate::pool::{Figures, PoolId, Witness};
 use book::Book;
@@ -146,6 +151,14 @@ impl Trace {
     fn start(path: &Path, part_bytes: Option<u64>) -> io::Result<Arc<Self>> {
         let path = numbered(path);
         Ok(Arc::new(Self { recorder: Recorder::start(&path, part_bytes)?, path }))
+    }
+
+    /// Like [`Trace::create`], in the middle of a program: [`Recorder::begin_with`] follows. `unlisted_count` blocks are live and will not be
+    /// in its list.
+    #[cfg(feature = "status-socket")]
+    fn create_amid(path: &Path, unlisted_count: u64) -> io::Result<Self> {
+        let path = numbered(path);
+        Ok(Self { recorder: Recorder::start_amid(&path, unlisted_count)?, path })
     }
 
     /// Like [`Trace::create`], or [`Trace::create_limited`] with a limit, with one trace for all users of the file in this process. It ends

@@ -43,6 +43,7 @@ pub const RESERVED: &[&str] = &[
     "GPUMEM_TRACE_LIMIT",
     "GPUMEM_PEERS",
     "GPUMEM_SPILL",
+    "GPUMEM_STATUS",
     "GPUMEM_STAGING",
     "GPUMEM_SIM_",
 ];

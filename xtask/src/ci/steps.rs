@@ -95,7 +95,7 @@ fn features() -> Result<Outcome> {
         cargo(&format!("clippy --quiet {FACADE} --features={features} -- -D warnings")).run()?;
     }
     // Features that are in no default. Tests get the simulator through their dev-dependencies.
-    cargo("clippy --package gpumem-pool --all-targets --features ipc,nvml,serde,tracing -- -D warnings")
+    cargo("clippy --package gpumem-pool --all-targets --features ipc,nvml,serde,status-socket,tracing -- -D warnings")
         .run()?;
     without_simulator()?;
     // The suites of the pool go through every backend that is built in.
@@ -264,7 +264,6 @@ fn examples() -> Result<Outcome> {
         "large_kmeans",
         "captured_step",
         "power_iteration",
-        "prometheus",
         "async_requests",
     ];
     for name in names {

@@ -4,6 +4,8 @@
 
 mod limits;
 mod programs;
+#[cfg(target_os = "linux")]
+mod top;
 
 use programs::{Program, Scratch, gpumem, record};
 use serde_json::Value;

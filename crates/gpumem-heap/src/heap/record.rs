@@ -103,6 +103,10 @@ impl Records {
         self.list.get(id as usize).filter(|record| record.kind != RecordKind::Unused)
     }
 
+    pub(super) fn live(&self) -> impl Iterator<Item = &RangeRecord> {
+        self.list.iter().filter(|record| record.kind == RecordKind::Live)
+    }
+
     /// The number of records in use.
     pub(super) fn count(&self) -> usize {
         self.list.len() - self.unused_count

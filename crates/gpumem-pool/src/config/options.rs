@@ -225,6 +225,12 @@ macro_rules! options {
                 meaning: "bytes, with or without a unit (64MiB); default none, minimum 4MiB: the size limit of `GPUMEM_TRACE`, \
                           earlier files included. The oldest events are deleted",
             },
+            Variable {
+                name: "GPUMEM_STATUS",
+                meaning: "`off`, `on`, or a path; default `off`: on Linux, whether the process can be looked into while it runs, with `gpumem top` \
+                          and over a Unix socket, which only its own user can use. `on` is `gpumem-PID.sock` in `$XDG_RUNTIME_DIR/gpumem`, or in \
+                          `/tmp/gpumem-UID` without that variable. A path is that of the socket, with `%p` for the process ID, or of a folder for it",
+            },
         ];
 
         /// The setters of [`PoolBuilder`](crate::PoolBuilder) for options of the table. [`PoolBuilder::build`](crate::PoolBuilder::build)

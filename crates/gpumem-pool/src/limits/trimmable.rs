@@ -29,8 +29,8 @@ pub(crate) trait Trimmable: Send + Sync {
 pub(crate) struct WeakList<T: ?Sized>(Lock<Vec<Weak<T>>>);
 
 impl<T: ?Sized> WeakList<T> {
-    pub(crate) fn new() -> Self {
-        Self(Lock::default())
+    pub(crate) const fn new() -> Self {
+        Self(Lock::new(Vec::new()))
     }
 
     pub(crate) fn add(&self, member: Weak<T>) {

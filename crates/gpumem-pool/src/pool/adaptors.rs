@@ -29,6 +29,7 @@ use crate::pool::request::found;
 use crate::pool::state::StateRef;
 use core::cell::Cell;
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_base::sync::Lock;
 use gpumem_device::internal::{PeerDevice, catch_panic, forget};
 use gpumem_device::{CaptureError, DeviceError, Stream, StreamId};
@@ -113,6 +114,23 @@ pub trait Adaptor: Send + Sync {
         false
     }
 
+    /// True if the adaptor sees requests only at some times, which it decides. Unless another adaptor of its pool sees all of them, the
+    /// pool's requests take the fast path at other times.
+    #[doc(hidden)]
+    fn starts_idle(&self) -> bool {
+        false
+    }
+
+    /// True while an adaptor that [`starts_idle`](Self::starts_idle) sees no requests.
+    #[doc(hidden)]
+    fn is_idle(&self) -> bool {
+        false
+    }
+
+    /// Called for each pool when the adaptor stops being idle, and for pools that are built later, before their first request.
+    #[doc(hidden)]
+    fn begin(&self, opening: &Opening<'_>) {}
+
     /// Lets another device use the memory of other pools that the adaptor's grants come from.
     ///
     /// # Errors
@@ -135,6 +153,11 @@ impl fmt::Debug for dyn Adaptor {
 
 pub(crate) struct Stack {
     adaptors: Box<[Arc<dyn Adaptor>]>,
+    /// False while all adaptors are idle: requests and frees pass none of them.
+    is_open: AtomicBool,
+    /// True if one of the adaptors is never idle.
+    #[cfg(feature = "status-socket")]
+    stays_open: bool,
     /// The holdings of blocks that are not plain backend allocations.
     holdings: Lock<Holdings>,
 }
@@ -348,7 +371,25 @@ impl Stack {
         if added.is_empty() {
             return None;
         }
-        Some(Self { adaptors: added.iter().rev().cloned().collect(), holdings: Lock::default() })
+        let stays_open = added.iter().any(|adaptor| !adaptor.starts_idle());
+        Some(Self {
+            adaptors: added.iter().rev().cloned().collect(),
+            is_open: AtomicBool::new(stays_open),
+            #[cfg(feature = "status-socket")]
+            stays_open,
+            holdings: Lock::default(),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Opens the stack for adaptors that were idle, or closes it unless other adaptors need it.
+    #[cfg(feature = "status-socket")]
+    pub(crate) fn set_open(&self, is_open: bool) {
+        self.is_open.store(is_open || self.stays_open, Ordering::SeqCst);
     }
 
     pub(crate) fn open(&self, hub: &Hub) {
@@ -727,7 +768,7 @@ impl Drop for Grant {
         match self.pool {
             _ if matches!(holding.memory, HeldMemory::Gone) => {}
             Some(pool) => {
-                if let Some(stack) = pool.stack() {
+                if let Some(stack) = pool.stack_of_grants() {
                     stack.drop_granted(pool, holding);
                 }
             }

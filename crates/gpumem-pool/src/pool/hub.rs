@@ -1,12 +1,12 @@
 //! [`Hub`]: the part of a pool that serves requests: its device, backend, limits and counters. It knows neither blocks nor adaptors.
 
-use crate::backend::{self, Backend, BackendSetup, MemorySource, NO_CACHE};
+use crate::backend::{self, Backend, BackendSetup, NO_CACHE};
 use crate::config::{Config, PoolId, PoolName};
-use crate::error::{PoolError, PoolUsage};
+use crate::error::PoolError;
 use crate::figures::ActivityCounters;
 use crate::limits::spills::Spills;
-use crate::limits::{LimitNode, Limits, WeakList};
-use crate::pool::listing::Listing;
+use crate::limits::{LimitNode, Limits};
+use crate::pool::listing::{Listed, Listing};
 use crate::pool::observer::{Observer, Witness};
 use crate::pool::rooms::Rooms;
 use crate::pool::sleep_state::SleepState;
@@ -80,7 +80,14 @@ impl Hub {
             clocks: Arc::clone(device.clocks()),
             cache_key: AtomicU64::new(backend.cache_key()),
             backend_cache_key: backend.cache_key(),
-            listing: Listing::new(device, kind, &backend, &limits),
+            listing: Listing::new(Listed {
+                device,
+                kind,
+                backend: &backend,
+                limits: &limits,
+                tags: &tags,
+                activity: &activity,
+            }),
             is_for_host,
             backend,
             limits,
@@ -118,6 +125,7 @@ impl Hub {
     }
 
     pub(crate) fn set_spiller(&self, spiller: Arc<dyn Spills>) {
+        let _first_counts = self.listing.spiller.set(Arc::downgrade(&spiller));
         let _first_counts = self.spiller.set(spiller);
     }
 
@@ -132,12 +140,8 @@ impl Hub {
         all
     }
 
-    /// True if the soft limit is above the hard limit, which then also bounds the cached memory.
     pub(crate) fn is_soft_limit_idle(&self) -> bool {
-        match (self.limits.hard_bytes(), self.limits.soft_bytes()) {
-            (Some(hard), Some(soft)) => soft > hard && self.backend.is_bounded_by(soft),
-            _ => false,
-        }
+        self.listing.is_soft_limit_idle()
     }
 
     #[inline]
@@ -156,9 +160,17 @@ impl Hub {
         self.cache_key.store(NO_CACHE, Ordering::SeqCst);
     }
 
-    /// Ends [`Hub::take_cache_key`], in a pool without adaptors.
-    pub(crate) fn give_cache_key(&self) {
-        self.cache_key.store(self.backend_cache_key, Ordering::SeqCst);
+    /// Ends [`Hub::take_cache_key`] if `may` allows it. The caller has changed what `may` reads before. If several threads do that, the key
+    /// is right after the last of them: each exchange sees what was changed before the others'.
+    pub(crate) fn settle_cache_key(&self, may: impl Fn() -> bool) {
+        let may = || self.poison.get().is_none() && may();
+        while may() {
+            self.cache_key.swap(self.backend_cache_key, Ordering::SeqCst);
+            if may() {
+                return;
+            }
+            self.cache_key.swap(NO_CACHE, Ordering::SeqCst);
+        }
     }
 
     /// Returns the cache key for the fast path, or `None` while the slow path must run first.
@@ -240,31 +252,12 @@ impl Hub {
         stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)
     }
 
-    /// Returns the reserved bytes. For a backend that reserves only its blocks, these are the bytes in use.
     pub(crate) fn reserved_bytes(&self) -> Result<u64, PoolError> {
-        let reserved = self.backend.reserved()?;
-        Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
-    }
-
-    pub(crate) fn private_pools_of(&self, id: PoolId) -> Vec<PoolUsage> {
-        self.descendants_of(id).iter().map(|pool| pool.usage()).collect()
+        self.listing.reserved_bytes()
     }
 
     /// The parts and private pools of this pool, recursively.
     pub(crate) fn family(&self) -> Vec<Arc<Listing>> {
-        self.descendants_of(self.id())
-    }
-
-    /// The pools beneath the pool `id`. A parent is older than the pools beneath it.
-    fn descendants_of(&self, id: PoolId) -> Vec<Arc<Listing>> {
-        let mut family = vec![id];
-        let mut pools = WeakList::<Listing>::on(&self.setup.device).live();
-        pools.retain(|pool| {
-            let (id, parent) = pool.lineage();
-            let is_in = parent.is_some_and(|parent| family.contains(&parent));
-            family.extend(is_in.then_some(id));
-            is_in
-        });
-        pools
+        self.listing.family_of(self.id())
     }
 }

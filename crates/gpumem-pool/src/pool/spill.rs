@@ -111,7 +111,7 @@ impl Spiller {
                 let builder = Pool::builder(device).kind(MemoryKind::Host).hard_limit(limit_bytes);
                 let neighbour = neighbour.map(|of| NeighbourMemory::open(device, of)).transpose()?;
                 let file = file.map(FileMemory::open).transpose()?;
-                (builder.name("spilled").build()?, neighbour.map(Arc::new), file.map(Arc::new))
+                (builder.name("spilled").not_recorded().build()?, neighbour.map(Arc::new), file.map(Arc::new))
             }
         };
         let spiller = Arc::new(Self {

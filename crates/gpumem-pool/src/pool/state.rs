@@ -5,6 +5,8 @@ use crate::backend::{self, Allocation, FreeRequest, MemorySource};
 use crate::config::{ALIGNMENT_MIN, PeerOption};
 use crate::error::{PoolError, Unsupported};
 use crate::pool::adaptors::{Adaptor, Stack};
+#[cfg(feature = "status-socket")]
+use crate::pool::adaptors::{Opening, PoolSettings};
 use crate::pool::block::Block;
 use crate::pool::graph_memory::GraphMemory;
 use crate::pool::hub::Hub;
@@ -106,6 +108,8 @@ impl StateRef {
 
     /// Destroys the state, after the last handle and the last block.
     fn take_down(self) {
+        #[cfg(feature = "status-socket")]
+        self.unlist();
         // SAFETY: the pointer came from a box in `PoolHandle::new`. No handle is left and every block has been counted off, so
         // this is the only pointer still in use. The lifetime returns true only once.
         let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
@@ -181,10 +185,11 @@ impl StateRef {
             true => self.free_captured(*freed),
             false => Some(*freed),
         };
-        match (freed, &self.stack) {
-            (None, _) => {}
-            (Some(freed), Some(stack)) => stack.free(self, &freed),
-            (Some(freed), None) => self.free_to_backend(&freed),
+        let Some(freed) = freed else { return };
+        let stack = self.stack.as_ref().filter(|stack| stack.is_open() || freed.allocation.is_special());
+        match stack {
+            Some(stack) => stack.free(self, &freed),
+            None => self.free_to_backend(&freed),
         }
     }
 
@@ -298,6 +303,59 @@ impl StateRef {
     }
 }
 
+/// The pools that can be recorded from any moment on, while they exist.
+#[cfg(feature = "status-socket")]
+static RECORDABLE: Lock<Vec<StateRef>> = Lock::new(Vec::new());
+
+/// Calls `work` with the pools that can be recorded from any moment on. They exist during the call, and no pool begins or ends, so `work`
+/// drops neither pools nor blocks.
+#[cfg(feature = "status-socket")]
+pub(crate) fn with_recordable<R>(work: impl FnOnce(&[StateRef]) -> R) -> R {
+    work(&RECORDABLE.lock())
+}
+
+#[cfg(feature = "status-socket")]
+impl StateRef {
+    /// Lists a new pool if one of its adaptors records on demand.
+    pub(crate) fn list_if_recordable(self) {
+        if self.adaptors.iter().any(|adaptor| adaptor.starts_idle()) {
+            let mut pools = RECORDABLE.lock();
+            pools.push(self);
+            if !self.adaptors.iter().any(|adaptor| adaptor.is_idle()) {
+                self.begin_recording();
+            }
+        }
+    }
+
+    /// Lets the idle adaptors see requests and frees from now on.
+    pub(crate) fn begin_recording(self) {
+        let settings = PoolSettings::new(&self);
+        let opening = Opening { hub: &self, settings: &settings };
+        self.adaptors
+            .iter()
+            .filter(|adaptor| adaptor.starts_idle())
+            .for_each(|adaptor| adaptor.begin(&opening));
+        if let Some(stack) = &self.stack {
+            stack.set_open(true);
+            self.take_cache_key();
+        }
+    }
+
+    /// Ends [`begin_recording`](Self::begin_recording).
+    pub(crate) fn end_recording(self) {
+        if let Some(stack) = &self.stack {
+            stack.set_open(false);
+            self.settle_cache_key();
+        }
+    }
+
+    fn unlist(self) {
+        if self.adaptors.iter().any(|adaptor| adaptor.starts_idle()) {
+            RECORDABLE.lock().retain(|pool| *pool != self);
+        }
+    }
+}
+
 impl Deref for StateRef {
     type Target = State;
 
@@ -340,8 +398,14 @@ impl State {
         self.lifetime.is_idle() && self.backend.counts().block_count == 0 && self.sleep_state.is_awake()
     }
 
+    /// The adaptors that requests and frees pass; `None` without any, and while all of them are idle.
     #[inline]
     pub(crate) fn stack(&self) -> Option<&Stack> {
+        self.stack.as_ref().filter(|stack| stack.is_open())
+    }
+
+    /// The stack that granted memory belongs to, also while its adaptors are idle.
+    pub(crate) fn stack_of_grants(&self) -> Option<&Stack> {
         self.stack.as_ref()
     }
 
@@ -349,7 +413,7 @@ impl State {
     /// block.
     #[inline]
     pub(crate) fn fast_path_stack(&self, uses: u64) -> Option<&Stack> {
-        let stack = self.stack.as_ref()?;
+        let stack = self.stack()?;
         (uses & GRAPH_BIT == 0 && self.clocks.captures().slow_path().is_none()).then_some(stack)
     }
 
@@ -414,12 +478,14 @@ impl State {
         Ok(())
     }
 
-    /// Lets operations use the memory after a sleep, and requests take the fast path.
+    /// Lets operations use the memory after a sleep.
     pub(crate) fn be_awake(&self) {
         self.device().sleepers().remove(self.id().number());
-        if self.stack.is_none() {
-            self.give_cache_key();
-        }
+    }
+
+    /// Lets requests take the fast path if nothing needs to see them: called after a sleep or a recording.
+    pub(crate) fn settle_cache_key(&self) {
+        self.hub.settle_cache_key(|| self.sleep_state.is_awake() && self.stack().is_none());
     }
 
     /// Completes and counts the error of a request that leaves the pool.

@@ -39,6 +39,15 @@ impl Book {
         entries.push(entry);
     }
 
+    /// Adds a pool unless it is there.
+    #[cfg(feature = "status-socket")]
+    pub(super) fn add_once(&self, entry: Entry) {
+        let mut entries = self.0.lock();
+        if !entries.iter().any(|other| other.settings.pool == entry.settings.pool) {
+            entries.push(entry);
+        }
+    }
+
     pub(super) fn gone(&self) -> Vec<u32> {
         self.0.lock().iter().filter(|entry| entry.is_gone()).map(|entry| entry.settings.pool).collect()
     }

@@ -215,6 +215,12 @@ impl EventKind {
 }
 
 impl Raw {
+    /// `whose` contains the pool and the tag.
+    #[inline]
+    pub(super) fn alloc(whose: u64, address: u64, size_bytes: u64, stream: u64) -> Self {
+        Self { kind: EventKind::Alloc, words: [address, size_bytes, stream, whose] }
+    }
+
     pub(super) fn free(pool: u32, address: u64, size_bytes: u64, stream: u64, is_complete: bool) -> Self {
         let value = size_bytes << 1 | u64::from(is_complete);
         Self { kind: EventKind::Free, words: [address, value, stream, u64::from(pool)] }

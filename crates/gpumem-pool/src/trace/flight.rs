@@ -39,10 +39,25 @@ impl OrderObserver for Log {
     }
 }
 
+/// The recorders of the process, by their files.
+static SHARED: Lock<BTreeMap<PathBuf, Weak<Flight>>> = Lock::new(BTreeMap::new());
+
 impl Flight {
+    /// Writes the files of all recorders of the process now. Returns their paths, or the problems.
+    #[cfg(feature = "status-socket")]
+    pub(crate) fn write_all() -> Vec<Result<PathBuf, String>> {
+        let recorders: Vec<_> = SHARED.lock().values().filter_map(Weak::upgrade).collect();
+        recorders.iter().map(|recorder| recorder.write(None)).collect()
+    }
+
+    /// The number of recorders of the process.
+    #[cfg(feature = "status-socket")]
+    pub(crate) fn count() -> usize {
+        SHARED.lock().values().filter(|recorder| recorder.strong_count() > 0).count()
+    }
+
     /// The recorder of all pools of the process with this file, while one of them exists. `None` without a recorder.
     pub(crate) fn of(option: &FlightRecorder) -> Option<Arc<Self>> {
-        static SHARED: Lock<BTreeMap<PathBuf, Weak<Flight>>> = Lock::new(BTreeMap::new());
         let path = match option {
             FlightRecorder::Off => return None,
             FlightRecorder::On => numbered(&std::env::temp_dir().join("gpumem-%p.trace")),
@@ -63,7 +78,7 @@ impl Flight {
         Self { log, path: path.into(), is_own: Lock::new(false), process: std::process::id() }
     }
 
-    fn bytes(&self, pool: PoolId, report: &OutOfMemory) -> Vec<u8> {
+    fn bytes(&self, refused: Option<(PoolId, &OutOfMemory)>) -> Vec<u8> {
         let Log { rings, book } = &*self.log;
         let (last, overwritten_count) = rings.last();
         let mut bytes = recorder::first_bytes(recorder::trace_number(), 0, overwritten_count);
@@ -73,13 +88,15 @@ impl Flight {
             known.extend(book.add_new(&mut bytes, pools, &known));
             format::add_chunk(&mut bytes, *thread, 0, events);
         }
-        let text = format!("{report:#}");
-        format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);
+        if let Some((pool, report)) = refused {
+            let text = format!("{report:#}");
+            format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);
+        }
         bytes
     }
 
-    /// Writes the file. Returns its path, or the problem.
-    fn write(&self, pool: PoolId, report: &OutOfMemory) -> Result<PathBuf, String> {
+    /// Writes the file, with the report of a refusal if there was one. Returns its path, or the problem.
+    fn write(&self, refused: Option<(PoolId, &OutOfMemory)>) -> Result<PathBuf, String> {
         let failed = |problem: String| Err(format!("{}: {problem}", Shown::path(&self.path)));
         if std::process::id() != self.process {
             return failed("a forked process does not write the file of its parent".into());
@@ -88,7 +105,7 @@ impl Flight {
             sink::figures(|raw| self.record(raw), pool, Some(figures));
         }
         let mut is_own = self.is_own.lock();
-        match file::put(&self.path, &self.bytes(pool, report), *is_own) {
+        match file::put(&self.path, &self.bytes(refused), *is_own) {
             Ok(()) => {
                 *is_own = true;
                 Ok(self.path.clone())
@@ -105,7 +122,7 @@ impl Witness for Flight {
             let kept = refused.map_or_else(Vec::new, |_| sink::kept(pool, refusal));
             refused.into_iter().chain(kept).for_each(|raw| self.record(raw));
         }
-        Some(self.write(pool, refusal.out_of_memory()?))
+        Some(self.write(Some((pool, refusal.out_of_memory()?))))
     }
 
     fn moved(&self, pool: PoolId, moved: &SpillMove) {

@@ -25,6 +25,8 @@ pub(super) struct Recorder {
     /// The id of the process. A forked child has no writer thread.
     process: u32,
     writer: OnceLock<Thread>,
+    /// The blocks that were live when recording began, for a trace that begins in the middle of a program.
+    live: Lock<Option<Vec<Timed>>>,
     /// The number of requested and completed flushes.
     flushes: Lock<Flushes>,
     served: Condvar,
@@ -64,19 +66,46 @@ impl Witness for Recorder {
 impl Recorder {
     /// Creates the file and starts the writer. With `part_bytes`, a file of that size is continued in a new one.
     pub(super) fn start(path: &Path, part_bytes: Option<u64>) -> io::Result<Arc<Self>> {
+        Self::start_with(path, part_bytes, None)
+    }
+
+    /// Like [`Recorder::start`], for a program that has live blocks: [`Recorder::begin_with`] follows. `unlisted_count` blocks are live and
+    /// will not be in its list.
+    #[cfg(feature = "status-socket")]
+    pub(super) fn start_amid(path: &Path, unlisted_count: u64) -> io::Result<Arc<Self>> {
+        Self::start_with(path, None, Some(unlisted_count))
+    }
+
+    /// The blocks that were live when recording began. Blocks that were allocated since, while the list was made, may be in it.
+    #[cfg(feature = "status-socket")]
+    pub(super) fn begin_with(&self, live: Vec<Raw>) {
+        let live = live.into_iter().map(|raw| Timed { time_ns: 0, raw }).collect();
+        *self.live.lock() = Some(live);
+        if let Some(writer) = self.writer.get() {
+            writer.unpark();
+        }
+    }
+
+    /// `unlisted_count`: for a program that has live blocks.
+    fn start_with(
+        path: &Path,
+        part_bytes: Option<u64>,
+        unlisted_count: Option<u64>,
+    ) -> io::Result<Arc<Self>> {
         let mut output = Output::open(path)?;
         if part_bytes.is_some() && !output.has_parts() {
             let said = "a trace in a pipe has no size limit: name a file, or set no limit";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, said));
         }
         let trace = trace_number();
-        let start = first_bytes(trace, 0, 0);
+        let start = first_bytes(trace, 0, unlisted_count.unwrap_or(0));
         output.append(&start)?;
         let recorder = Arc::new(Self {
             rings: Rings::new(Overflow::Newest),
             book: Book::default(),
             process: std::process::id(),
             writer: OnceLock::new(),
+            live: Lock::default(),
             flushes: Lock::default(),
             served: Condvar::new(),
         });
@@ -88,6 +117,8 @@ impl Recorder {
             bytes: Vec::new(),
             named: BTreeSet::new(),
             parts: part_bytes.map(|part_bytes| Parts { part_bytes, ..Parts::default() }),
+            awaits_live: unlisted_count.is_some(),
+            first_events: HashMap::new(),
         };
         let thread = std::thread::Builder::new().name("gpumem-trace".into()).spawn(move || writer.run())?;
         let _first = recorder.writer.set(thread.thread().clone());
@@ -146,6 +177,10 @@ struct Writer {
     named: BTreeSet<(u32, u32)>,
     /// For a trace with a size limit.
     parts: Option<Parts>,
+    /// True until the blocks are written that were live when recording began.
+    awaits_live: bool,
+    /// Until then, the time and the kind of the first event of each pool and address.
+    first_events: HashMap<(u32, u64), (u64, EventKind)>,
 }
 
 #[derive(Default)]
@@ -189,7 +224,10 @@ impl Writer {
     fn write_all(&mut self) -> bool {
         // Read before the rings: a pool that is gone has put all its events there.
         let gone = self.recorder.book.gone();
+        // Read before the rings, which have all events of blocks that were allocated before the list was made.
+        let live = self.awaits_live.then(|| self.recorder.live.lock().take()).flatten();
         let written = self.write_rings();
+        live.into_iter().for_each(|live| self.write_live(live));
         if !gone.is_empty() {
             self.recorder.book.remove(&gone);
             self.named.retain(|(pool, _)| !gone.contains(pool));
@@ -202,6 +240,23 @@ impl Writer {
             }
         }
         written
+    }
+
+    /// Writes the blocks that were live when recording began: not those that were allocated since.
+    fn write_live(&mut self, mut live: Vec<Timed>) {
+        self.awaits_live = false;
+        let first = core::mem::take(&mut self.first_events);
+        let is_new = |event: &Timed| matches!(first.get(&place_of(event)), Some((_, EventKind::Alloc)));
+        live.retain(|event| !is_new(event));
+        self.bytes.clear();
+        let pools = live.iter().filter_map(|event| event.raw.whose());
+        let new = self.recorder.book.add_new(&mut self.bytes, pools, &self.named);
+        format::add_live(&mut self.bytes, &live);
+        if self.output.append(&self.bytes).is_ok() {
+            self.named.extend(new);
+        } else {
+            self.recorder.rings.note_dropped(live.len() as u64);
+        }
     }
 
     fn write_rings(&mut self) -> bool {
@@ -224,6 +279,14 @@ impl Writer {
         let new = self.recorder.book.add_new(&mut self.bytes, pools, &self.named);
         format::add_chunk(&mut self.bytes, ring.thread, ring.dropped_count(), &self.events);
         let is_written = self.output.append(&self.bytes).is_ok();
+        if self.awaits_live {
+            let is_of_block = |event: &&Timed| matches!(event.raw.kind, EventKind::Alloc | EventKind::Free);
+            for event in self.events.iter().filter(is_of_block) {
+                let of_event = (event.time_ns, event.raw.kind);
+                let first = self.first_events.entry(place_of(event)).or_insert(of_event);
+                *first = if of_event.0 < first.0 { of_event } else { *first };
+            }
+        }
         if let Some(parts) = &mut self.parts {
             parts.written_bytes += self.bytes.len() as u64;
             self.events.iter().for_each(|event| parts.note(event));
@@ -253,11 +316,16 @@ impl Writer {
     }
 }
 
+/// The pool and the address of an event of a block.
+fn place_of(event: &Timed) -> (u32, u64) {
+    let [address, _, _, whose] = event.raw.words;
+    (whose as u32, address)
+}
+
 impl Parts {
     /// Adds an event to the live blocks.
     fn note(&mut self, event: &Timed) {
-        let [address, _, _, whose] = event.raw.words;
-        let key = (whose as u32, address);
+        let key = place_of(event);
         let is_newer = |time_ns: &u64| *time_ns > event.time_ns;
         let is_free = match event.raw.kind {
             EventKind::Alloc => false,

@@ -122,6 +122,11 @@ impl Rings {
         (last, put_count.saturating_sub(kept_count))
     }
 
+    /// Counts events that could not be written and belong to no ring.
+    pub(super) fn note_dropped(&self, count: u64) {
+        self.dropped_count.fetch_add(count, Ordering::Relaxed);
+    }
+
     pub(super) fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }

@@ -42,8 +42,7 @@ impl<S: Sink> Adaptor for S {
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let (stream, whose) = (request.stream().id().as_u64(), whose(request.pool(), request.tag_number()));
         let grant = next.alloc(request)?;
-        let words = [grant.address(), grant.size_bytes(), stream, whose];
-        self.record(Raw { kind: EventKind::Alloc, words });
+        self.record(Raw::alloc(whose, grant.address(), grant.size_bytes(), stream));
         let pool = number(request.pool());
         if request.held_bytes().is_some_and(|held_bytes| self.rings().note_held(pool, held_bytes)) {
             reserved(self, pool, request.figures());

@@ -8,10 +8,6 @@ use gpumem_pool::{
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-#[path = "../../examples/prometheus.rs"]
-#[expect(dead_code, reason = "the main function of an example")]
-mod prometheus;
-
 const MIB: u64 = 1 << 20;
 
 fn counters(pool: &Pool) -> PoolCounters {
@@ -182,16 +178,18 @@ fn pools_count_apart() {
     });
 }
 
-/// A line of the text format: `name{device="0",pool="…",id="…"} number`, after a line that states the type of the name. No series is
-/// there twice, also for pools of one name.
+/// A line of the text format: `name{device="0",pool="…",id="…"} number`, after lines that state the meaning and the type of the name. No
+/// series is there twice, also for pools of one name.
+#[cfg(feature = "prometheus")]
 #[test]
-fn the_example_prints_the_format_of_prometheus() {
+fn the_metrics_have_the_format_of_prometheus() {
     on_device_memory(&small(), |fixture| {
         let named = || fixture.builder().name("a \"pool\"\\").hard_limit(64 * MIB).build().unwrap();
         let pools = [named(), fixture.pool(), named()];
         let _held = pools[0].alloc(MIB, &fixture.stream()).unwrap();
         assert!(pools[0].alloc(80 * MIB, &fixture.stream()).is_err());
-        let (text, mut typed) = (prometheus::metrics(&pools).unwrap(), "");
+        let statuses = pools.each_ref().map(|pool| pool.status().unwrap());
+        let (text, mut typed) = (gpumem_pool::prometheus_text(&statuses), "");
         let names = [r#"a \"pool\"\\"#, pools[1].name(), r#"a \"pool\"\\"#];
         let labels = |index: usize| {
             let id = pools[index].id().to_string();
@@ -201,32 +199,76 @@ fn the_example_prints_the_format_of_prometheus() {
         let mut series: Vec<_> = text.lines().filter_map(|line| line.rsplit_once(' ')).collect();
         series.sort_unstable();
         assert!(series.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].0.starts_with('#')), "{text}");
+        let mut helped = "";
         for line in text.lines() {
-            match line.strip_prefix("# TYPE ") {
-                Some(declared) => typed = declared.split(' ').next().unwrap(),
-                None => {
-                    let (name, rest) = line.split_once('{').unwrap();
-                    let (labels, value) = rest.rsplit_once("} ").unwrap();
-                    let pool = labels.split(",step=\"").next().unwrap();
-                    assert_eq!(name, typed);
-                    assert!(
-                        shown.iter().any(|shown| shown == pool) && value.parse::<f64>().is_ok(),
-                        "{line}"
-                    );
-                }
+            if let Some(declared) = line.strip_prefix("# HELP ") {
+                helped = declared.split(' ').next().unwrap();
+                assert!(declared.ends_with('.'), "{line}");
+            } else if let Some(declared) = line.strip_prefix("# TYPE ") {
+                typed = declared.split(' ').next().unwrap();
+                assert_eq!(helped, typed);
+                let is_counter = declared.ends_with(" counter");
+                assert_eq!(is_counter, typed.ends_with("_total"), "{line}");
+            } else {
+                let (name, rest) = line.split_once('{').unwrap();
+                let (labels, value) = rest.rsplit_once("} ").unwrap();
+                let is_of_pool = shown.iter().any(|shown| labels.starts_with(&**shown));
+                assert_eq!(name, typed);
+                assert!(is_of_pool || name.starts_with("gpumem_device_"), "{line}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
             }
         }
         let value = |name: &str, pool: usize| {
             let start = format!("gpumem_{name}{{{}}} ", shown[pool]);
             text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default()
         };
-        assert_eq!(["in_use_bytes", "refusals_total"].map(|name| value(name, 0)), ["1048576", "1"]);
-        assert_eq!(["in_use_bytes", "refusals_total"].map(|name| value(name, 1)), ["0", "0"]);
+        let first = ["in_use_bytes", "refusals_total", "hard_limit_bytes"].map(|name| value(name, 0));
+        assert_eq!(first, ["1048576", "1", "67108864"]);
+        let second = ["in_use_bytes", "refusals_total", "hard_limit_bytes"].map(|name| value(name, 1));
+        assert_eq!(second, ["0", "0", ""]);
         // One step served the block.
         let served = text.lines().filter(|line| {
-            let start = format!("gpumem_gained_bytes_total{{{},step=\"", shown[0]);
+            let start = format!("gpumem_step_gained_bytes_total{{{},step=\"", shown[0]);
             line.starts_with(&start) && line.ends_with("\"} 1048576")
         });
         assert_eq!(served.count(), usize::from(fixture.backend == BackendKind::Caching), "{text}");
     });
+}
+
+/// The queries of the board for Grafana name metrics and labels that exist.
+#[cfg(feature = "prometheus")]
+#[test]
+fn the_board_names_metrics_that_exist() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/how-to/grafana.json");
+    // A packaged crate has no documents.
+    let Ok(board) = std::fs::read_to_string(path) else { return };
+    let board: serde_json::Value = serde_json::from_str(&board).unwrap();
+    let text = gpumem_pool::prometheus_text(&[]);
+    let known: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let labels = ["device", "pool", "id", "tag", "step", "instance", "name"];
+    let mut queries = Vec::new();
+    for panel in board["panels"].as_array().unwrap() {
+        assert!(panel["title"].is_string() && panel["gridPos"]["w"].is_number(), "{panel}");
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            queries.push(target["expr"].as_str().unwrap().to_string());
+        }
+    }
+    for variable in board["templating"]["list"].as_array().unwrap() {
+        queries.extend(variable["query"].as_str().map(String::from));
+    }
+    assert!(queries.len() > 8, "{queries:?}");
+    for query in &queries {
+        let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let names: Vec<&str> = words.filter(|word| word.starts_with("gpumem_")).collect();
+        assert!(names.iter().all(|name| known.contains(name)), "{query}");
+        for (label, _) in query
+            .split('{')
+            .skip(1)
+            .flat_map(|part| part.split('}').next())
+            .flat_map(|part| part.split(',').filter_map(|matcher| matcher.split_once('=')))
+        {
+            assert!(labels.contains(&label.trim_end_matches(['!', '~']).trim()), "{label} in {query}");
+        }
+    }
 }

@@ -57,6 +57,8 @@ mod shortage;
 mod situations;
 #[cfg(feature = "backend-caching")]
 mod sleep;
+#[cfg(all(feature = "status-socket", target_os = "linux"))]
+mod status_socket;
 mod streams;
 mod thread_ends;
 mod threads;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 /// A pool that is built with an adaptor.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
-    pub(super) hub: &'a Hub,
+    pub(crate) hub: &'a Hub,
     pub(crate) settings: &'a PoolSettings,
 }
 

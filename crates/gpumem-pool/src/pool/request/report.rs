@@ -55,9 +55,6 @@ impl Drop for Outer {
 
 pub(super) const OTHERS_TRIMMED: &str = "release cached memory of other pools";
 
-/// The unit in which the driver's pool counts.
-const DRIVER_UNIT_BYTES: u64 = 512;
-
 /// Builds the error of a request that found no memory: `PoolError::LimitReached` if a limit refused it, otherwise
 /// `PoolError::OutOfMemory`. If the device's figures are unavailable, returns the driver's refusal.
 pub(crate) fn out_of_memory_error(hub: &Hub, shortage: &Shortage, attempts: Vec<Attempt>) -> PoolError {
@@ -82,25 +79,9 @@ fn add_figures(hub: &Hub, report: &mut OutOfMemory) -> Result<(), PoolError> {
     let info = hub.device().memory_info()?;
     (report.device_free_bytes, report.device_total_bytes) = (info.free_bytes, info.total_bytes);
     hub.backend.describe(report)?;
-    report.other_libraries_bytes = other_libraries_bytes(hub)?;
+    report.other_libraries_bytes = hub.listing.other_libraries_bytes()?;
     report.in_use_bytes = report.in_use_bytes.saturating_add(report.other_libraries_bytes);
     Ok(())
-}
-
-/// The memory of this pool that the driver has given to other libraries.
-pub(crate) fn other_libraries_bytes(hub: &Hub) -> Result<u64, PoolError> {
-    let Ok(device_pool) = hub.backend.device_pool() else { return Ok(0) };
-    if !device_pool.has_been_current() {
-        return Ok(0);
-    }
-    // Read first: a block that is freed in between then counts in neither.
-    let counts = hub.backend.counts();
-    let unfreed_bytes = hub.backend.reserved()?.map_or(0, |reserved| reserved.unfreed_bytes);
-    let used_bytes = device_pool.usage()?.used_bytes;
-    let other_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_add(unfreed_bytes));
-    // The driver counts whole units, and does not report how many bytes were requested.
-    let rounding_bytes = counts.block_count.saturating_mul(DRIVER_UNIT_BYTES - 1);
-    Ok(if other_bytes > rounding_bytes { other_bytes } else { 0 })
 }
 
 /// The report of a request that the driver has refused to another library, like a report of this pool's own request.
@@ -265,8 +246,8 @@ fn sharers(hub: &Hub, report: &OutOfMemory) -> Vec<PoolUsage> {
     let mut pools = report.other_pools.clone();
     match report.facts.limit_owner {
         Some(owner) => {
-            let family = hub.private_pools_of(owner);
-            pools.retain(|pool| pool.id == owner || family.iter().any(|member| member.id == pool.id));
+            let family = hub.listing.family_of(owner);
+            pools.retain(|pool| pool.id == owner || family.iter().any(|member| member.id() == pool.id));
         }
         None if report.refused_by == RefusedBy::Margin => {
             pools.retain(|pool| pool.kind != MemoryKind::Host);

@@ -49,6 +49,13 @@ impl CachingPool {
         self.give_all(drained)
     }
 
+    /// The address and the size of each live block, without blocks in thread caches. The size may be rounded up.
+    #[cfg(feature = "status-socket")]
+    pub(crate) fn live_blocks(&self) -> Vec<(u64, u64)> {
+        self.drain_all();
+        self.core().heap.live_blocks().collect()
+    }
+
     fn draining(&self) -> MutexGuard<'_, ()> {
         self.draining.lock().unwrap_or_else(PoisonError::into_inner)
     }
