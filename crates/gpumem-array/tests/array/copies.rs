@@ -49,7 +49,7 @@ fn arrays_without_elements_work_everywhere() {
     assert_eq!(empty.address(), 0);
     assert_eq!((&empty + &empty).to_array().unwrap(), Array2::<f32>::zeros((0, 3)));
     let three = GpuArray::<f32, _>::zeros(&gpu, 3).unwrap();
-    assert_eq!(empty.dot(&three).unwrap().to_vec().unwrap(), []);
+    assert_eq!(empty.dot(&three).unwrap().to_vec().unwrap(), [0.0_f32; 0]);
     let none = GpuArray::<f32, _>::from_slice(&gpu, &[]).unwrap();
     assert_eq!(empty.t().dot(&none).unwrap().to_vec().unwrap(), [0.0; 3]);
     assert_eq!(none.sum().unwrap().into_scalar().unwrap(), 0.0);

@@ -80,6 +80,20 @@ fn a_flight_record_is_reported_with_its_own_table() {
         "{}",
         said.out
     );
+    // The report comes first in the file, so that it survives most damage; a damaged event takes few others along.
+    let bytes = std::fs::read(&file).unwrap();
+    let damaged = scratch.path("damaged.trace");
+    for part in [4, 16, 28] {
+        let mut bytes = bytes.clone();
+        let at = bytes.len() * part / 32;
+        bytes[at] ^= 4;
+        std::fs::write(&damaged, bytes).unwrap();
+        let said = gpumem(["report", &damaged]);
+        assert!(
+            said.code == 0 && said.out.contains("  reason   the limit of 64.000 MiB"),
+            "{part}: {said:?}"
+        );
+    }
     drop(weights);
 }
 

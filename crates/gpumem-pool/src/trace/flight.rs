@@ -82,15 +82,18 @@ impl Flight {
         let Log { rings, book } = &*self.log;
         let (last, overwritten_count) = rings.last();
         let mut bytes = recorder::first_bytes(recorder::trace_number(), 0, overwritten_count);
+        // What is read of a damaged file is what precedes the damage: the report, and then small chunks.
+        if let Some((pool, report)) = refused {
+            let text = format!("{report:#}");
+            format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);
+        }
         let mut known = BTreeSet::new();
         for (thread, events) in &last {
             let pools = events.iter().filter_map(|event| event.raw.whose());
             known.extend(book.add_new(&mut bytes, pools, &known));
-            format::add_chunk(&mut bytes, *thread, 0, events);
-        }
-        if let Some((pool, report)) = refused {
-            let text = format!("{report:#}");
-            format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);
+            for some in events.chunks(CHUNK_EVENTS) {
+                format::add_chunk(&mut bytes, *thread, 0, some);
+            }
         }
         bytes
     }
@@ -162,3 +165,5 @@ impl Drop for Flight {
         self.log.rings.close();
     }
 }
+
+const CHUNK_EVENTS: usize = 256;
