@@ -22,7 +22,7 @@ use gpumem_tests::sys::env::EnvError;
 use gpumem_tests::sys::types::CUresult;
 use gpumem_tests::sys::{DriverError, LoadError, ProcessUsage};
 use gpumem_trace::fit::CANDIDATES;
-use gpumem_trace::{self as trace, Problem, Setup, TagSum, Waits, replay};
+use gpumem_trace::{self as trace, HolderName, Problem, Setup, TagSum, Waits, replay};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -287,6 +287,7 @@ fn of_traces(text: &str, texts: &mut Texts) {
     let tag = Some(text.into());
     let sum = TagSum { tag, allocation_count: 1, allocated_bytes: 1, peak_bytes: 1, left_bytes: 0 };
     texts.check_data(&sum, bytes_max);
+    texts.add(&HolderName::Tag(text.into()));
     let setup = Setup { hard_limit: Some(Limit::Bytes(8 << 20)), conf: text.into(), ..Setup::default() };
     texts.check_data(&setup, bytes_max);
     let driver = gpumem_sim::driver(SimConfig::small()).unwrap();
@@ -752,8 +753,8 @@ const WITHOUT_TEXT: &[(&str, &str)] = &[
     ),
     (
         "texts of this library",
-        "array::GraphError pool::Failures pool::SpillFileReport pool::IgnoredOption pool::KeptBy pool::StepCounters sys::Symbol sys::Variable trace::StreamKind \
-      trace::Waits",
+        "array::GraphError pool::Failures pool::SpillFileReport pool::IgnoredOption pool::KeptBy pool::StepCounters sys::Symbol sys::Variable trace::Frame trace::OpenEnd \
+         trace::StreamKind trace::Waits",
     ),
     ("the call stack of the program", "sim::CallStack"),
     ("the kind of access, which is printed here", "sim::Access"),

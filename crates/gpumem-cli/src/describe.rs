@@ -3,19 +3,20 @@
 use crate::table;
 use core::fmt::Write as _;
 use gpumem_trace::pool::Bytes;
-use gpumem_trace::{Event, Growth, Holder, Holders, Trace};
+use gpumem_trace::{Event, Growth, HolderName, Holders, Trace};
 
 /// A holder in a sentence: tags in backticks.
-pub(crate) fn named(holder: &Holder) -> String {
+pub(crate) fn named(holder: &HolderName) -> String {
     match holder {
-        Holder::Tag(_) => format!("`{holder}`"),
+        HolderName::Tag(_) => format!("`{holder}`"),
         _ => holder.to_string(),
     }
 }
 
 /// `kv-cache` was growing …
 pub(crate) fn was_growing(trace: &Trace, growth: &Growth) -> String {
-    let verb = if matches!(growth.holder, Holder::Size(_) | Holder::OtherSizes) { "were" } else { "was" };
+    let verb =
+        if matches!(growth.holder, HolderName::Size(_) | HolderName::OtherSizes) { "were" } else { "was" };
     format!("{} {verb} growing {}", named(&growth.holder), grown(trace, growth))
 }
 
@@ -81,7 +82,7 @@ fn moment_short(trace: &Trace, event: usize) -> String {
 /// A table of the holders, at most `rows` of them.
 pub(crate) fn holders_table(holders: &Holders, grown: &[Growth], rows: usize) -> String {
     let share = |bytes: u64| format!("{:.1} %", bytes as f64 * 100.0 / holders.live_bytes.max(1) as f64);
-    let gained = |holder: &Holder| {
+    let gained = |holder: &HolderName| {
         let growth = grown.iter().find(|growth| growth.holder == *holder);
         growth.map_or(String::new(), |growth| format!("+{}", Bytes(growth.gained_bytes)))
     };
@@ -141,7 +142,7 @@ pub(crate) fn request(trace: &Trace, event: usize) -> String {
     };
     let tag = trace.origin(event).tag.and_then(|tag| trace.tags()[tag as usize].tag.as_deref());
     match tag {
-        Some(tag) => format!("{} for {}", Bytes(size_bytes), named(&Holder::Tag(tag.into()))),
+        Some(tag) => format!("{} for {}", Bytes(size_bytes), named(&HolderName::Tag(tag.into()))),
         None => Bytes(size_bytes).to_string(),
     }
 }

@@ -10,6 +10,7 @@ use gpumem_trace::pool::sys::types::CUdevice_attribute;
 use gpumem_trace::pool::sys::{Driver, DriverKind, LoadError, env};
 use gpumem_trace::pool::{Bytes, Device, MemoryKind, Pool, PoolBuilder, PoolError, Stream};
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -161,6 +162,24 @@ fn variables(rows: &mut Rows) {
             _ => rows.good(section, name, value),
         }
     }
+    // An error that names none of them.
+    if let Some(error) = error.filter(|error| !names.iter().any(|name| error.contains(name.as_str()))) {
+        rows.add(section, "values", error, Grade::Bad, None);
+    }
+    for name in ["GPUMEM_TRACE", "GPUMEM_FLIGHT_RECORDER"] {
+        let value = std::env::var_os(name).map(PathBuf::from).filter(|path| path.components().count() > 1);
+        let folder = value.as_deref().and_then(Path::parent);
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            let found = format!("there is no folder {}", Shown::path(folder));
+            rows.add(
+                section,
+                name,
+                found,
+                Grade::Bad,
+                Some("make it, or name a file in another folder".into()),
+            );
+        }
+    }
     if names.is_empty() {
         rows.good(section, "GPUMEM_…", "none is set".into());
     }
@@ -172,7 +191,6 @@ fn value_error() -> Option<String> {
         .args(["doctor", "--variables"])
         .env_remove("GPUMEM_TRACE")
         .env_remove("GPUMEM_FLIGHT_RECORDER")
-        .env_remove("GPUMEM_STATUS")
         .output();
     let error = output.ok().filter(|output| !output.status.success())?.stderr;
     let text = String::from_utf8_lossy(&error).trim().to_string();

@@ -3,10 +3,11 @@
 use crate::describe::request_count;
 use crate::output::complain;
 use anyhow::{Context, Result, bail, ensure};
+use flate2::bufread::MultiGzDecoder;
 use gpumem_trace::Trace;
 use gpumem_trace::pool::sys::text::Shown;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// What a file holds.
@@ -21,27 +22,56 @@ pub(crate) fn read(path: &Path) -> Result<Input> {
     let context = || Shown::path(path).to_string();
     let is_stdin = path == Path::new("-");
     // The parts of a recording with a size limit are beside its file.
-    if !is_stdin && path.metadata().with_context(context)?.is_file() {
-        return match Trace::read(path) {
-            Ok(trace) => Ok(Input::Trace(Box::new(trace))),
-            Err(error) => match text(&start_of(path)?) {
-                Some(_) => Ok(Input::Text(lossy(&whole(File::open(path)?, path)?))),
-                None => bail!(error),
-            },
-        };
-    }
-    let bytes = if is_stdin {
-        whole(std::io::stdin().lock(), path)?
+    let (read, bytes) = if !is_stdin && path.metadata().with_context(context)?.is_file() {
+        (Trace::read(path), None)
     } else {
-        whole(File::open(path).with_context(context)?, path)?
+        let source: Box<dyn Read> = if is_stdin {
+            Box::new(std::io::stdin().lock())
+        } else {
+            Box::new(File::open(path).with_context(context)?)
+        };
+        let mut bytes = Vec::new();
+        source.take(PIPE_BYTES_MAX + 1).read_to_end(&mut bytes).with_context(context)?;
+        ensure!(
+            bytes.len() as u64 <= PIPE_BYTES_MAX,
+            "{}: more than 4 GiB through a pipe: name the file of the record",
+            Shown::path(path)
+        );
+        (Trace::read_from(&bytes[..], path), Some(bytes))
     };
-    match Trace::read_from(&bytes[..], path) {
-        Ok(trace) => Ok(Input::Trace(Box::new(trace))),
-        Err(error) => match text(&bytes) {
-            Some(_) => Ok(Input::Text(lossy(&bytes))),
-            None => bail!(error),
-        },
+    let error = match read {
+        Ok(trace) => return Ok(Input::Trace(Box::new(trace))),
+        Err(error) => error,
+    };
+    let bytes = bytes.map_or_else(|| end_of(path), Ok)?;
+    if is_record(&bytes) {
+        Err(error.into())
+    } else {
+        Ok(Input::Text(String::from_utf8_lossy(&bytes).into_owned()))
     }
+}
+
+/// The end of a text, which may be compressed: a log may be long, and its last report is at its end.
+fn end_of(path: &Path) -> Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let mut bytes = Vec::new();
+    (&mut file).take(2).read_to_end(&mut bytes)?;
+    if bytes == GZIP_MAGIC {
+        file.rewind()?;
+        bytes.clear();
+        MultiGzDecoder::new(std::io::BufReader::new(file)).take(PIPE_BYTES_MAX).read_to_end(&mut bytes)?;
+        return Ok(bytes);
+    }
+    let length = file.metadata()?.len();
+    let start = length.saturating_sub(TEXT_BYTES_MAX);
+    file.rewind()?;
+    if start > 0 {
+        // A record is known by its beginning.
+        (&mut file).take(START_BYTES as u64).read_to_end(&mut bytes)?;
+        file.seek(SeekFrom::Start(start))?;
+    }
+    file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Reads a record with requests, and says what is missing in it.
@@ -54,53 +84,24 @@ pub(crate) fn record(path: &Path) -> Result<Trace> {
     let notes: Vec<String> =
         trace.disagreements().iter().map(|note| Shown::sentence(note).to_string()).collect();
     if request_count(&trace, trace.events().len()) == 0 {
-        let why = if notes.is_empty() {
-            "record the program from its beginning, with GPUMEM_TRACE=FILE".into()
-        } else {
-            notes.join("; ")
-        };
+        let why = if notes.is_empty() { NOTHING_RECORDED.into() } else { notes.join("; ") };
         bail!("{}: no request is recorded; {why}", Shown::path(path));
     }
     notes.iter().for_each(|note| complain("warning", &format!("{}: {note}", Shown::path(path))));
     Ok(trace)
 }
 
-fn start_of(path: &Path) -> Result<Vec<u8>> {
-    let mut start = Vec::new();
-    File::open(path)?.take(START_BYTES).read_to_end(&mut start)?;
-    Ok(start)
+/// True if a file begins like a record of any kind: then the error of its reader says what is wrong with it.
+fn is_record(bytes: &[u8]) -> bool {
+    let start = &bytes[..bytes.len().min(START_BYTES)];
+    let is_binary = start.contains(&0) || start.starts_with(b"GPUMEM") || start.starts_with(&[0x80]);
+    start.is_empty() || is_binary || start.starts_with(b"#{") || start.starts_with(b"Thread,Time,")
 }
 
-fn whole(source: impl Read, path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    source
-        .take(INPUT_BYTES_MAX + 1)
-        .read_to_end(&mut bytes)
-        .with_context(|| Shown::path(path).to_string())?;
-    ensure!(
-        bytes.len() as u64 <= INPUT_BYTES_MAX,
-        "{}: more than 1 GiB of text or of a pipe: name the file of the record",
-        Shown::path(path)
-    );
-    Ok(bytes)
-}
+/// What to do about a record without requests.
+pub(crate) const NOTHING_RECORDED: &str = "record the program from its beginning, with GPUMEM_TRACE=FILE";
 
-/// The bytes, if they look like a text that is no trace in text.
-fn text(bytes: &[u8]) -> Option<&[u8]> {
-    let start = &bytes[..bytes.len().min(START_BYTES as usize)];
-    let is_record = start.is_empty()
-        || start.starts_with(b"#{")
-        || start.starts_with(b"Thread,Time,")
-        || start.contains(&0)
-        || start.starts_with(b"GPUMEM");
-    // A letter may be cut at the end.
-    let is_utf8 = core::str::from_utf8(start).map_or_else(|error| error.error_len().is_none(), |_| true);
-    (!is_record && is_utf8).then_some(start)
-}
-
-fn lossy(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-const START_BYTES: u64 = 4096;
-const INPUT_BYTES_MAX: u64 = 1 << 30;
+const START_BYTES: usize = 4096;
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+const PIPE_BYTES_MAX: u64 = 4 << 30;
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];

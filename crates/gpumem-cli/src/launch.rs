@@ -1,18 +1,20 @@
 //! `gpumem run`: starts a program with a recording, a limit or the flight recorder, and says at its end where its memory went.
 
-use crate::describe::{count, grown, holders_table, moment, named, request, seconds};
+use crate::describe::{count, grown, holders_table, moment, named, request, request_count, seconds};
 use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
 use crate::replay::ROWS;
 use anyhow::{Context, Result, ensure};
 use core::fmt::Write as _;
 use gpumem_sim::SimConfig;
+use gpumem_trace::Trace;
 use gpumem_trace::pool::sys::text::Shown;
 use gpumem_trace::pool::{Bytes, Device, Limit, Pool, Profile};
-use gpumem_trace::{Event, Trace};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+#[cfg(unix)]
+use std::sync::{Arc, atomic::AtomicBool};
 use std::time::{Instant, SystemTime};
 
 #[derive(clap::Args)]
@@ -40,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KEY:VALUE,…")]
     conf: Option<String>,
     /// The program and its arguments
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
@@ -117,9 +119,15 @@ impl Args {
         command.args(&self.program[1..]);
         let limit = self.limit.map(|limit| limit.to_string());
         let profile = self.profile.map(|profile| profile.to_string());
+        // The program may change its folder.
+        let flight_recorder = match &self.flight_recorder {
+            Some(on) if on == Path::new("on") => Some(on.clone()),
+            Some(file) => Some(std::path::absolute(file)?),
+            None => None,
+        };
         let variables = [
             ("GPUMEM_TRACE", record.map(Path::as_os_str)),
-            ("GPUMEM_FLIGHT_RECORDER", self.flight_recorder.as_deref().map(Path::as_os_str)),
+            ("GPUMEM_FLIGHT_RECORDER", flight_recorder.as_deref().map(Path::as_os_str)),
             ("GPUMEM_HARD_LIMIT", limit.as_deref().map(str::as_ref)),
             ("GPUMEM_PROFILE", profile.as_deref().map(str::as_ref)),
             ("GPUMEM_SPILL", self.spill.as_deref().map(str::as_ref)),
@@ -130,8 +138,10 @@ impl Args {
         }
         let signals = Signals::watch()?;
         let mut child = command.spawn()?;
-        signals.pass_on_to(child.id());
-        Ok(child.wait()?)
+        let signals = signals.pass_on_to(child.id());
+        let status = child.wait();
+        signals.end();
+        status
     }
 }
 
@@ -169,9 +179,11 @@ impl Signals {
         Ok(Self(signal_hook::iterator::Signals::new(watched)?))
     }
 
-    fn pass_on_to(mut self, process: u32) {
+    /// Passes signals on to the program, until it has ended.
+    fn pass_on_to(mut self, process: u32) -> PassedOn {
         use rustix::process::{Pid, Signal, kill_process};
-        let Some(process) = Pid::from_raw(process as i32) else { return };
+        let handle = self.0.handle();
+        let Some(process) = Pid::from_raw(process as i32) else { return PassedOn(handle) };
         std::thread::spawn(move || {
             for signal in self.0.forever() {
                 let signal = match signal {
@@ -184,6 +196,26 @@ impl Signals {
                 _ = kill_process(process, signal);
             }
         });
+        PassedOn(handle)
+    }
+}
+
+#[cfg(unix)]
+struct PassedOn(signal_hook::iterator::Handle);
+
+#[cfg(unix)]
+impl PassedOn {
+    /// From now on signals end this process, as they do by default.
+    fn end(self) {
+        self.0.close();
+        for signal in [
+            signal_hook::consts::SIGINT,
+            signal_hook::consts::SIGQUIT,
+            signal_hook::consts::SIGTERM,
+            signal_hook::consts::SIGHUP,
+        ] {
+            _ = signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)));
+        }
     }
 }
 
@@ -204,7 +236,11 @@ impl Signals {
         Ok(Self)
     }
 
-    fn pass_on_to(self, _process: u32) {}
+    fn pass_on_to(self, _process: u32) -> Self {
+        self
+    }
+
+    fn end(self) {}
 }
 
 /// The files that the processes of the program have recorded: `%p` in the name stands for a number.
@@ -245,11 +281,7 @@ fn summary(file: &Path, is_kept: bool) -> String {
         Ok(_) => return format!("  {}: no request\n", Shown::path(file)),
         Err(error) => return format!("  {} {error}\n", styled(NOTE, "note")),
     };
-    let requests = trace
-        .events()
-        .iter()
-        .filter(|event| matches!(event, Event::Alloc { .. } | Event::Refused { .. }))
-        .count() as u64;
+    let requests = request_count(&trace, trace.events().len());
     let mut text = format!("  requests  {}", count(requests));
     if let Some(time_ns) = trace.time_ns(trace.events().len() - 1).filter(|time_ns| *time_ns > 0) {
         let _ = write!(text, " in {}", seconds(time_ns));
@@ -291,8 +323,10 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("gpumem-run-{}", std::process::id()));
-        ensure!(!folder.exists(), "{} exists: delete it", Shown::path(&folder));
+        // A process with this number may have been killed.
+        let begin = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let name = format!("gpumem-run-{}-{}", std::process::id(), begin.as_nanos());
+        let folder = std::env::temp_dir().join(name);
         std::fs::create_dir(&folder).with_context(|| Shown::path(&folder).to_string())?;
         Ok(Self(folder))
     }

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// The growth beyond --baseline that is accepted, in percent
-    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_percent, requires = "baseline")]
     max_growth: f64,
     /// Take the peak of a record that ends early, or lacks events, for the whole program's; without it the answer to --max-peak and
     /// --baseline is then no

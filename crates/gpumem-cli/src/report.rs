@@ -40,20 +40,14 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
             return Ok(Verdict::Yes);
         }
     };
-    if trace.events().is_empty() && trace.real_run().reports.is_empty() {
+    if trace.events().is_empty() {
         let notes = trace.disagreements().join("; ");
-        let why = if notes.is_empty() {
-            "record the program from its beginning, with GPUMEM_TRACE=FILE"
-        } else {
-            &notes
+        // A damaged flight record may have its report only.
+        let Some(report) = trace.real_run().reports.last().and_then(|text| Saved::of(text)) else {
+            let why = if notes.is_empty() { input::NOTHING_RECORDED } else { &notes };
+            bail!("{}: no event is recorded; {}", Shown::path(&args.file), Shown::sentence(why));
         };
-        bail!("{}: no event is recorded; {}", Shown::path(&args.file), Shown::sentence(why));
-    }
-    if let (true, Some(report)) =
-        (trace.events().is_empty(), trace.real_run().reports.last().and_then(|text| Saved::of(text)))
-    {
-        // The events behind the report are damaged.
-        trace.disagreements().iter().for_each(|note| complain("warning", &Shown::sentence(note).to_string()));
+        complain("warning", &Shown::sentence(&notes).to_string());
         print(&if args.json { format!("{}\n", report.json()) } else { report.text(&args.file) })?;
         return Ok(Verdict::Yes);
     }
@@ -85,7 +79,9 @@ fn text_of(trace: &Trace, file: &Path) -> String {
                 None => styled(GOOD, "nothing was refused"),
             },
             count(last as u64),
-            trace.time_ns(last - 1).map_or(String::new(), |time_ns| format!(", {}", seconds(time_ns)))
+            last.checked_sub(1)
+                .and_then(|last| trace.time_ns(last))
+                .map_or(String::new(), |time_ns| format!(", {}", seconds(time_ns)))
         ),
     };
     let report = trace.real_run().reports.last().and_then(|report| Saved::of(report));

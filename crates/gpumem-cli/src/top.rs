@@ -1,14 +1,14 @@
 //! `gpumem top`: looks into running processes over their status sockets (`GPUMEM_STATUS`).
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod client;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod find;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod sample;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod screen;
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod snapshot;
 
 use crate::output::Verdict;
@@ -34,14 +34,14 @@ pub(crate) struct Args {
     record_to: Option<PathBuf>,
 }
 
-#[cfg(not(unix))]
+#[cfg(not(target_os = "linux"))]
 pub(crate) fn run(_args: &Args) -> anyhow::Result<Verdict> {
     anyhow::bail!(
         "running processes can be looked into on Linux only; record one with GPUMEM_TRACE, and see `gpumem report`"
     )
 }
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 pub(crate) fn run(args: &Args) -> anyhow::Result<Verdict> {
     use std::io::IsTerminal as _;
     let places = find::Places::new(&args.socket, &args.pids);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Verdict> {
     if processes.is_empty() && !args.json {
         crate::output::complain("error", &places.nothing_found());
     }
-    Ok(Verdict::of(!processes.is_empty()))
+    Ok(Verdict::of(processes.iter().any(|one| !one.is_silent())))
 }
 
 const EXAMPLES: &str = "\

@@ -7,6 +7,7 @@ mod perfetto;
 mod series;
 mod svg;
 
+use crate::input::{self, Input};
 use crate::output::{self, Verdict};
 use anyhow::{Context, Result, anyhow, ensure};
 use gpumem_trace::pool::Bytes;
@@ -40,7 +41,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
-    let trace = Trace::read(&args.file)?;
+    let trace = match input::read(&args.file)? {
+        Input::Trace(trace) => *trace,
+        Input::Text(text) => Trace::read_from(text.as_bytes(), &args.file)?,
+    };
+    ensure!(
+        args.file != Path::new("-") || args.output.is_some() || args.perfetto.is_some() || args.svg.is_some(),
+        "name the file of the page with --output: the standard input has no name"
+    );
     let page = args.output.clone().unwrap_or_else(|| page_beside(&args.file));
     for output in [Some(&page), args.perfetto.as_ref(), args.svg.as_ref(), args.memory_viz.as_ref()]
         .into_iter()

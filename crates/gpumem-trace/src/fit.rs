@@ -65,15 +65,14 @@ impl Candidate {
     ///
     /// [`ReplayError`], except for a refused request, which is a result.
     pub fn attempt(self, trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Attempt, ReplayError> {
+        Attempt::of(trace, driver, &self.setup(setup))
+    }
+
+    /// The settings with this candidate's backend and profile.
+    #[must_use]
+    pub fn setup(self, setup: &Setup) -> Setup {
         let tuning = self.profile.map_or(String::new(), |profile| format!("profile:{profile}"));
-        let setup = Setup { backend: Some(self.backend), tuning, ..setup.clone() };
-        match replay(trace, driver, &setup, |_| ()) {
-            Ok(outcome) => Ok(Attempt::Completed(Box::new(outcome))),
-            Err(ReplayError::Event { event, error, .. }) if error.is_out_of_memory() => {
-                Ok(Attempt::Refused { event, refusal: Box::new(error) })
-            }
-            Err(error) => Err(error),
-        }
+        Setup { backend: Some(self.backend), tuning, ..setup.clone() }
     }
 }
 
@@ -101,6 +100,21 @@ pub enum Attempt {
 }
 
 impl Attempt {
+    /// Replays a trace.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`], except for a refused request, which is a result.
+    pub fn of(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Self, ReplayError> {
+        match replay(trace, driver, setup, |_| ()) {
+            Ok(outcome) => Ok(Self::Completed(Box::new(outcome))),
+            Err(ReplayError::Event { event, error, .. }) if error.is_out_of_memory() => {
+                Ok(Self::Refused { event, refusal: Box::new(error) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// The size of the request that was refused.
     #[must_use]
     pub fn refused_bytes(&self) -> Option<u64> {
@@ -165,11 +179,7 @@ pub struct SmallestLimit {
     pub free_peak_reserved_bytes: u64,
 }
 
-/// Finds the smallest limit that a program fits into with a candidate, by bisection. `None` if it does not fit without a limit
-/// either. Each replay runs on a driver of its own. Calls `on_replay` before each, with the limit.
-///
-/// A pool at its limit works in other ways than one below it, so a program may fail at some limit and complete at a smaller one.
-/// Bisection finds one limit where the result changes.
+/// Finds the smallest limit that a program fits into with a candidate. Backend and profile of `setup` are replaced; see [`find_limit_of`].
 ///
 /// # Errors
 ///
@@ -179,12 +189,30 @@ pub fn find_limit<E: From<ReplayError>>(
     candidate: Candidate,
     setup: &Setup,
     driver: impl Fn() -> Result<Driver, E>,
+    on_replay: impl FnMut(Option<u64>),
+) -> Result<Option<SmallestLimit>, E> {
+    find_limit_of(trace, &candidate.setup(setup), driver, on_replay)
+}
+
+/// Finds the smallest limit that a program fits into with these settings, by bisection. `None` if it does not fit without a limit
+/// either. Each replay runs on a driver of its own. Calls `on_replay` before each, with the limit.
+///
+/// A pool at its limit works in other ways than one below it, so a program may fail at some limit and complete at a smaller one.
+/// Bisection finds one limit where the result changes.
+///
+/// # Errors
+///
+/// [`ReplayError`], except for a refused request.
+pub fn find_limit_of<E: From<ReplayError>>(
+    trace: &Trace,
+    setup: &Setup,
+    driver: impl Fn() -> Result<Driver, E>,
     mut on_replay: impl FnMut(Option<u64>),
 ) -> Result<Option<SmallestLimit>, E> {
     let mut attempt = |limit_bytes: Option<u64>| -> Result<Option<Outcome>, E> {
         on_replay(limit_bytes);
         let setup = Setup { hard_limit: limit_bytes.map(Limit::Bytes), ..setup.clone() };
-        Ok(candidate.attempt(trace, &driver()?, &setup)?.fit().cloned())
+        Ok(Attempt::of(trace, &driver()?, &setup)?.fit().cloned())
     };
     let Some(free) = attempt(None)? else { return Ok(None) };
     let live_bytes = trace.peaks().live_bytes.max(1);

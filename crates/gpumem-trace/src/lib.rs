@@ -78,6 +78,6 @@ pub use error::{Problem, TraceError, UnknownName};
 pub use replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, Waits, replay};
 pub use snapshot::snapshot;
 pub use trace::{
-    Event, Frame, Growth, Header, Holder, Holders, Holding, MoveSums, OpenEnd, Origin, Peaks, Peer, RealRun,
-    StackNode, Stacks, TagSum, Trace,
+    Event, Frame, Growth, Header, HolderName, Holders, Holding, MoveSums, OpenEnd, Origin, Peaks, Peer,
+    RealRun, StackNode, Stacks, TagSum, Trace,
 };

@@ -13,7 +13,7 @@ mod tags;
 pub(crate) use builder::Builder;
 pub use event::{Event, Peaks};
 pub use header::{Header, Peer};
-pub use holders::{Growth, Holder, Holders, Holding};
+pub use holders::{Growth, HolderName, Holders, Holding};
 pub use open_end::OpenEnd;
 pub(crate) use open_end::all_pools_ended;
 pub use origin::Origin;

@@ -98,6 +98,9 @@ fn conf(args: &Args, trace: &Trace, candidate: Candidate) -> String {
 fn no_fit(args: &Args, trace: &Trace) -> Result<String> {
     let (name, no) = (Shown::name(trace.name()), styled(BAD, "does not fit"));
     Ok(match smallest_limit(args, trace)? {
+        Some((_, limit_bytes)) if trace.open_end().is_some() => {
+            format!("{name}: {no}; it needs at least {}\n", Bytes(limit_bytes))
+        }
         Some((candidate, limit_bytes)) => format!(
             "{name}: {no}; the smallest limit is {}, with GPUMEM_CONF={}\n",
             Bytes(limit_bytes),
@@ -134,12 +137,17 @@ fn best_json(args: &Args, trace: &Trace, own: &[(Candidate, Attempt)]) -> Result
     let mut value = json!({
         "name": trace.name(),
         "best_conf": best.map(|best| conf(args, trace, best)),
+        "open_end": trace.open_end().map(|end| end.to_string()),
     });
     if best.is_none() {
         let smallest = smallest_limit(args, trace)?;
-        value["smallest_limit_bytes"] = json!(smallest.map(|(_, limit_bytes)| limit_bytes));
-        value["smallest_limit_conf"] =
-            json!(smallest.map(|(candidate, limit_bytes)| conf_with_limit(candidate, limit_bytes)));
+        if trace.open_end().is_some() {
+            value["at_least_bytes"] = json!(smallest.map(|(_, limit_bytes)| limit_bytes));
+        } else {
+            value["smallest_limit_bytes"] = json!(smallest.map(|(_, limit_bytes)| limit_bytes));
+            value["smallest_limit_conf"] =
+                json!(smallest.map(|(candidate, limit_bytes)| conf_with_limit(candidate, limit_bytes)));
+        }
     }
     Ok(value)
 }

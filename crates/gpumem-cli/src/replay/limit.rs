@@ -5,7 +5,7 @@ use super::{Args, ROWS, growth_json, holders_json, open_end_sentence};
 use crate::describe::holders_table;
 use crate::output::{BAD, GOOD, HEADING, Verdict, print, styled};
 use crate::table;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use core::fmt::Write as _;
 use gpumem_trace::fit::{self, CANDIDATES, Candidate, SmallestLimit};
 use gpumem_trace::pool::sys::text::Shown;
@@ -13,51 +13,53 @@ use gpumem_trace::pool::{BackendKind, Bytes, Profile};
 use gpumem_trace::{Setup, Trace};
 use serde_json::{Value, json};
 
+/// Settings that a limit is found for.
+struct Choice {
+    name: String,
+    conf: String,
+    setup: Setup,
+}
+
 pub(super) fn run(args: &Args, traces: &[Trace]) -> Result<Verdict> {
-    let candidates: Vec<Candidate> = CANDIDATES.into_iter().filter(|one| args.allows(*one)).collect();
-    ensure!(!candidates.is_empty(), "only the backend caching has profiles: leave out --profile");
-    let tasks: Vec<(&Trace, Candidate)> =
-        traces.iter().flat_map(|trace| candidates.iter().map(move |candidate| (trace, *candidate))).collect();
+    let choices: Vec<Vec<Choice>> = traces.iter().map(|trace| args.choices(trace)).collect();
+    let tasks: Vec<(&Trace, &Choice)> = traces
+        .iter()
+        .zip(&choices)
+        .flat_map(|(trace, own)| own.iter().map(move |choice| (trace, choice)))
+        .collect();
     let progress = progress()?;
-    let found = in_parallel(args.machine(), &tasks, |(trace, candidate)| {
+    let found = in_parallel(args.machine(), &tasks, |(trace, choice)| {
         let watch = |limit_bytes: Option<u64>| {
             let limit = limit_bytes.map_or("no limit".into(), |bytes| Bytes(bytes).to_string());
-            progress.set_message(format!("{}, {candidate}: {limit}", Shown::name(trace.name())));
+            progress.set_message(format!("{}, {}: {limit}", Shown::name(trace.name()), choice.name));
             progress.inc(1);
         };
-        fit::find_limit(trace, *candidate, &args.base(), || args.machine().driver(trace), watch)
+        fit::find_limit_of(trace, &choice.setup, || args.machine().driver(trace), watch)
     })?;
     progress.finish_and_clear();
     let mut is_good = true;
-    for (trace, found) in traces.iter().zip(found.chunks(candidates.len())) {
-        let found: Vec<(Candidate, Option<&SmallestLimit>)> =
-            candidates.iter().copied().zip(found.iter().map(Option::as_ref)).collect();
-        // The setting that the program has or would have, and the smallest limit if that setting is none of the candidates.
-        let own = args.own_candidate(trace);
-        let answer = found.iter().find(|(candidate, _)| *candidate == own).or(found.first());
-        let Some((candidate, answer)) = answer else { continue };
-        is_good &= answer.is_some();
+    let mut found = found.into_iter();
+    for (trace, choices) in traces.iter().zip(&choices) {
+        let found: Vec<(&Choice, Option<SmallestLimit>)> = choices.iter().zip(found.by_ref()).collect();
+        // The settings that the program has or would have are the first.
+        is_good &= found.first().is_some_and(|(_, answer)| answer.is_some());
         if args.json {
-            found.iter().try_for_each(|(candidate, found)| {
-                print(&format!("{}\n", limit_json(trace, *candidate, *found)))
+            found.iter().try_for_each(|(choice, found)| {
+                print(&format!("{}\n", limit_json(trace, choice, found.as_ref())))
             })?;
-            continue;
+        } else {
+            print(&text(args, trace, &found))?;
         }
-        print(&text(args, trace, *candidate, *answer, &found))?;
     }
     Ok(Verdict::of(is_good))
 }
 
 /// The answer, and a table of all settings.
-fn text(
-    args: &Args,
-    trace: &Trace,
-    candidate: Candidate,
-    answer: Option<&SmallestLimit>,
-    found: &[(Candidate, Option<&SmallestLimit>)],
-) -> String {
+fn text(args: &Args, trace: &Trace, found: &[(&Choice, Option<SmallestLimit>)]) -> String {
     let name = Shown::name(trace.name());
     let open_end = open_end_sentence(trace);
+    let (candidate, answer) =
+        found.first().map_or(("", None), |(choice, answer)| (&*choice.name, answer.as_ref()));
     let mut text = match (answer, &open_end) {
         (None, _) => format!(
             "{name}: {} a device of {} with {candidate}; its live blocks need {}\n",
@@ -72,12 +74,12 @@ fn text(
             format!("{name}: {} {}, with {candidate}\n", styled(GOOD, "fits in"), Bytes(found.limit_bytes))
         }
     };
-    let rows = found.iter().map(|(candidate, found)| {
+    let rows = found.iter().map(|(choice, found)| {
         let cell = |value: fn(&SmallestLimit, &Trace) -> String| {
-            found.map_or("-".into(), |found| value(found, trace))
+            found.as_ref().map_or("-".into(), |found| value(found, trace))
         };
         [
-            format!("  {candidate}"),
+            format!("  {}", choice.name),
             cell(|found, _| Bytes(found.limit_bytes).to_string()),
             cell(|found, trace| format!("{:.3}", times_live(found.limit_bytes, trace))),
             cell(|found, _| Bytes(found.free_peak_reserved_bytes).to_string()),
@@ -107,12 +109,12 @@ fn text(
     text
 }
 
-fn limit_json(trace: &Trace, candidate: Candidate, found: Option<&SmallestLimit>) -> Value {
+fn limit_json(trace: &Trace, choice: &Choice, found: Option<&SmallestLimit>) -> Value {
     let open_end = trace.open_end();
     let limit_bytes = found.map(|found| found.limit_bytes);
     json!({
         "name": trace.name(),
-        "conf": candidate.conf(),
+        "conf": choice.conf,
         // Never both: an open record has no upper bound.
         "smallest_limit_bytes": limit_bytes.filter(|_| open_end.is_none()),
         "at_least_bytes": limit_bytes.filter(|_| open_end.is_some()),
@@ -127,20 +129,35 @@ fn limit_json(trace: &Trace, candidate: Candidate, found: Option<&SmallestLimit>
 }
 
 impl Args {
-    /// True if `--find-limit` tries a candidate: by default those of the recorded backend, else of `caching`.
-    fn allows(&self, candidate: Candidate) -> bool {
-        candidate.backend == self.backend.unwrap_or(BackendKind::Caching)
-            && (self.profile.is_none() || self.profile == candidate.profile)
+    /// The settings that the program has or would have, and then those of the other profiles of its backend.
+    fn choices(&self, trace: &Trace) -> Vec<Choice> {
+        let own = Setup { hard_limit: None, ..self.setup(trace) };
+        let backend = own.backend.unwrap_or(BackendKind::Caching);
+        let profile = match &*own.tuning {
+            "" => Some(Profile::Balanced),
+            tuning => tuning.strip_prefix("profile:").and_then(|name| name.parse().ok()),
+        };
+        // Settings that are none of the candidates: with options of their own.
+        let own_candidate = profile.map(|profile| Candidate {
+            backend,
+            profile: (backend == BackendKind::Caching).then_some(profile),
+        });
+        let first = match own_candidate {
+            Some(candidate) => self.choice(candidate),
+            None => Choice {
+                name: format!("{backend}, {} (as recorded)", Shown::sentence(&own.tuning)),
+                conf: format!("backend:{backend},{}", own.tuning),
+                setup: Setup { backend: Some(backend), ..own },
+            },
+        };
+        let is_other =
+            |one: &Candidate| one.backend == backend && self.profile.is_none() && Some(*one) != own_candidate;
+        let others = CANDIDATES.into_iter().filter(is_other).map(|candidate| self.choice(candidate));
+        [first].into_iter().chain(others).collect()
     }
 
-    /// The candidate that the program has or would have.
-    fn own_candidate(&self, trace: &Trace) -> Candidate {
-        let recorded = Setup::of_recording(trace).unwrap_or_default();
-        let backend = self.backend.or(recorded.backend).unwrap_or(BackendKind::Caching);
-        let recorded =
-            recorded.tuning.split(',').find_map(|item| item.strip_prefix("profile:")?.parse().ok());
-        let profile = self.profile.or(recorded).unwrap_or(Profile::Balanced);
-        Candidate { backend, profile: (backend == BackendKind::Caching).then_some(profile) }
+    fn choice(&self, candidate: Candidate) -> Choice {
+        Choice { name: candidate.to_string(), conf: candidate.conf(), setup: candidate.setup(&self.base()) }
     }
 }
 

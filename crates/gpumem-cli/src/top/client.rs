@@ -1,6 +1,7 @@
 //! A connection to the status socket of a process.
 
 use anyhow::{Context, Result, bail};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +12,7 @@ pub(super) struct Client(BufReader<UnixStream>);
 
 impl Client {
     pub(super) fn connect(path: &Path, timeout: Duration) -> std::io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
+        let stream = connect(path)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
         Ok(Self(BufReader::new(stream)))
@@ -34,6 +35,16 @@ impl Client {
             None => Ok(answer),
         }
     }
+}
+
+/// Connects without a wait: the queue of a stopped process may be full.
+pub(super) fn connect(path: &Path) -> std::io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 const ANSWER_BYTES_MAX: u64 = 256 << 20;

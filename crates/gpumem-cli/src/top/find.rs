@@ -1,11 +1,12 @@
 //! The sockets of running processes.
 
+use super::client;
 use gpumem_trace::pool::sys::text::Shown;
 use rustix::process::geteuid;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
+
 use std::path::{Path, PathBuf};
 
 /// Where sockets are looked for.
@@ -87,7 +88,7 @@ fn pid_of(path: &Path) -> Option<u32> {
 
 /// True if the process of the socket is gone. Then the socket is removed, if it is this user's.
 fn is_left(path: &Path) -> bool {
-    match UnixStream::connect(path) {
+    match client::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             let is_own = std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == geteuid().as_raw());
             if is_own && pid_of(path).is_some() {

@@ -162,7 +162,8 @@ impl<'a> View<'a> {
 
     fn draw(&self, frame: &mut Frame<'_>) {
         let tag_count = self.pool().map_or(0, |(_, pool)| pool.tags().count());
-        let tag_lines = if tag_count == 0 { 0 } else { (tag_count as u16 + 3).min(frame.area().height / 2) };
+        let tag_lines =
+            if tag_count == 0 { 0 } else { (tag_count + 3).min(usize::from(frame.area().height / 2)) as u16 };
         let parts =
             [Constraint::Min(3), Constraint::Length(tag_lines), Constraint::Length(1), Constraint::Length(1)];
         let [pools, tags, message, keys] = Layout::vertical(parts).areas(frame.area());

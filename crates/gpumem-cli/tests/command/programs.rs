@@ -151,7 +151,12 @@ pub(crate) struct Said {
 
 /// Runs the command.
 pub(crate) fn gpumem(args: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>) -> Said {
-    let output = Command::new(env!("CARGO_BIN_EXE_gpumem")).args(args).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));
+    command.args(args);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        command.env_remove(name);
+    }
+    let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said { code: output.status.code().unwrap(), out: text(output.stdout), error: text(output.stderr) }
 }

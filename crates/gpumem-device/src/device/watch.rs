@@ -72,6 +72,23 @@ impl Watch {
     #[cold]
     fn publish(&self, event: OrderEvent) {
         let observers = self.observers.read().unwrap_or_else(PoisonError::into_inner);
-        observers.iter().filter_map(Weak::upgrade).for_each(|observer| observer.note(event));
+        let mut is_observed = false;
+        for observer in observers.iter().filter_map(Weak::upgrade) {
+            is_observed = true;
+            observer.note(event);
+        }
+        drop(observers);
+        if !is_observed {
+            self.settle();
+        }
+    }
+
+    /// Turns the flag off if no observer is left.
+    fn settle(&self) {
+        let mut observers = self.observers.write().unwrap_or_else(PoisonError::into_inner);
+        observers.retain(|known| known.strong_count() > 0);
+        if observers.is_empty() {
+            self.is_on.store(false, Ordering::Relaxed);
+        }
     }
 }

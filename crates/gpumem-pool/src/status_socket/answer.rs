@@ -28,6 +28,9 @@ pub(super) fn to_line(line: &str) -> String {
 pub(super) fn to_http(line: &str) -> String {
     let path = line.split(' ').nth(1).unwrap_or_default();
     let (code, kind, body) = match path.split('?').next() {
+        _ if !line.starts_with("GET ") => {
+            ("405 Method Not Allowed", "text/plain", "there is GET only\n".into())
+        }
         Some("/metrics") => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", metrics()),
         Some("/status" | "/") => ("200 OK", "application/json", format!("{}\n", status())),
         _ => ("404 Not Found", "text/plain", "there are /metrics and /status\n".into()),

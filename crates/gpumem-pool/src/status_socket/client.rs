@@ -123,6 +123,11 @@ impl Client {
             }
             return is_whole || self.is_last;
         }
+        // Any page that a browser shows can post a body through a proxy. Its lines are no requests.
+        if line.contains(" HTTP/") {
+            self.end_with(answer::to_http(&line));
+            return true;
+        }
         self.input.drain(..=end);
         self.output = answer::to_line(&line).into();
         true

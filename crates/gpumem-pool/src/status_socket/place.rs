@@ -2,11 +2,12 @@
 
 use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -139,12 +140,15 @@ fn sweep(folder: &Path) {
     }
 }
 
-/// False if the process of the socket is gone. A socket that cannot be asked counts as answered.
+/// False if the process of the socket is gone. A socket that cannot be asked counts as answered, and so does that of a stopped process whose
+/// queue of connections is full: no call waits for another process.
 fn is_answered(path: &Path) -> bool {
-    match UnixStream::connect(path) {
-        Ok(_) => true,
-        Err(error) => error.kind() != io::ErrorKind::ConnectionRefused,
-    }
+    let connected = || -> rustix::io::Result<()> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+    };
+    connected() != Err(rustix::io::Errno::CONNREFUSED)
 }
 
 fn failed(path: &Path, error: &io::Error) -> String {

@@ -107,17 +107,17 @@ impl Setup {
         let is_alone = trace.real_run().pools.len() == 1;
         Some(Self {
             backend: Some(settings.backend),
-            tuning: without_limit(&settings.conf),
+            tuning: tuning_of(&settings.conf),
             hard_limit: settings.hard_limit_bytes.filter(|_| is_alone).map(Limit::Bytes),
             ..Self::default()
         })
     }
 }
 
-/// Removes the hard limit from options by name: it may be a share of another device.
-fn without_limit(conf: &str) -> String {
-    let is_limit = |item: &&str| item.starts_with("hard_limit:");
-    conf.split(',').filter(|item| !is_limit(item)).collect::<Vec<_>>().join(",")
+/// Removes the hard limit from options by name, because it may be a share of another device, and the backend, which has a field.
+fn tuning_of(conf: &str) -> String {
+    let is_apart = |item: &&str| item.starts_with("hard_limit:") || item.starts_with("backend:");
+    conf.split(',').filter(|item| !is_apart(item)).collect::<Vec<_>>().join(",")
 }
 
 /// A hard limit as text: an amount, or a multiple of a trace's peak live bytes.

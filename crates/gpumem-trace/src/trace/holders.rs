@@ -23,7 +23,7 @@ pub struct Holders {
 #[non_exhaustive]
 pub struct Holding {
     /// The holder.
-    pub holder: Holder,
+    pub holder: HolderName,
     /// The bytes.
     pub live_bytes: u64,
     /// The number of blocks.
@@ -33,7 +33,7 @@ pub struct Holding {
 /// The holder of blocks: a tag, or the size of the blocks in a trace without tags.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Holder {
+pub enum HolderName {
     /// A tag: the name of a scope, or the place in the program that allocated.
     Tag(String),
     /// Blocks without a tag, in a trace with tags.
@@ -46,7 +46,7 @@ pub enum Holder {
     OtherSizes,
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for HolderName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use gpumem_pool::Bytes;
         use gpumem_pool::sys::text::Shown;
@@ -65,7 +65,7 @@ impl fmt::Display for Holder {
 #[non_exhaustive]
 pub struct Growth {
     /// The holder.
-    pub holder: Holder,
+    pub holder: HolderName,
     /// What it has gained.
     pub gained_bytes: u64,
     /// The number of blocks that it has gained; 0 if its blocks have become larger.
@@ -110,7 +110,7 @@ impl Trace {
 
     /// The holders that [`Trace::holders`] names, and for each event the number of its block's or request's holder.
     #[must_use]
-    pub fn holder_numbers(&self) -> (Vec<Holder>, Vec<u32>) {
+    pub fn holder_numbers(&self) -> (Vec<HolderName>, Vec<u32>) {
         let numbers = Numbers::of(self);
         let mut of_slots = vec![0; self.slot_count() as usize];
         let of_events = self.events().iter().enumerate().map(|(index, event)| match *event {
@@ -187,7 +187,7 @@ impl Trace {
 
 /// The memory of each holder, event by event.
 struct Sums {
-    names: Vec<Holder>,
+    names: Vec<HolderName>,
     own: Vec<Sum>,
     pending_bytes: u64,
     window_events: usize,
@@ -272,7 +272,7 @@ impl Sum {
 
 /// The number of each block's holder.
 struct Numbers {
-    names: Vec<Holder>,
+    names: Vec<HolderName>,
     /// In a trace without tags: the holders of the sizes with the most memory.
     by_size: HashMap<u64, usize>,
 }
@@ -280,8 +280,9 @@ struct Numbers {
 impl Numbers {
     fn of(trace: &Trace) -> Self {
         if !trace.tags().is_empty() {
-            let tags = trace.tags().iter().map(|sum| sum.tag.clone().map_or(Holder::Untagged, Holder::Tag));
-            return Self { names: tags.chain([Holder::Older]).collect(), by_size: HashMap::new() };
+            let tags =
+                trace.tags().iter().map(|sum| sum.tag.clone().map_or(HolderName::Untagged, HolderName::Tag));
+            return Self { names: tags.chain([HolderName::Older]).collect(), by_size: HashMap::new() };
         }
         let mut sizes: HashMap<u64, u64> = HashMap::new();
         for event in trace.events() {
@@ -294,9 +295,9 @@ impl Numbers {
             sizes.into_iter().map(|(size_bytes, sum)| (sum, size_bytes)).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         let sizes = sizes.iter().map(|(_, size_bytes)| *size_bytes).take(SIZE_COUNT_MAX);
-        let names: Vec<Holder> = sizes.map(Holder::Size).chain([Holder::OtherSizes]).collect();
+        let names: Vec<HolderName> = sizes.map(HolderName::Size).chain([HolderName::OtherSizes]).collect();
         let by_size = names.iter().enumerate().filter_map(|(number, holder)| match holder {
-            Holder::Size(size_bytes) => Some((*size_bytes, number)),
+            HolderName::Size(size_bytes) => Some((*size_bytes, number)),
             _ => None,
         });
         Self { by_size: by_size.collect(), names }
@@ -320,7 +321,7 @@ const SIZE_COUNT_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use super::{Growth, Holder};
+    use super::{Growth, HolderName};
     use crate::trace::Trace;
     use core::fmt::Write as _;
 
@@ -369,7 +370,7 @@ mod tests {
         assert_eq!(grown.len(), 1, "{grown:?}");
         assert_eq!(
             (&grown[0].holder, grown[0].gained_bytes, grown[0].took_ns),
-            (&Holder::Size(40), 16_000, None)
+            (&HolderName::Size(40), 16_000, None)
         );
         assert_eq!(grown[0].gained_count, 400);
     }
