@@ -147,5 +147,5 @@ pub(crate) fn request(trace: &Trace, event: usize) -> String {
     }
 }
 
-/// A rate over a shorter time says little.
+/// Shorter times give no useful rate.
 pub(crate) const RATE_NS_MIN: u64 = 100_000_000;

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
     Ok(Verdict::of(rows.list.iter().all(|row| row.grade != Grade::Bad)))
 }
 
-/// The vendor's driver, or the simulator that replaces it on a machine without.
+/// The vendor's driver, or the simulator if `GPUMEM_DRIVER` names it.
 fn driver(rows: &mut Rows) -> Option<Driver> {
     match gpumem_sim::from_env() {
         Ok(driver) => {

@@ -28,7 +28,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Writes a line to the standard error: `warning: …` or `error: …`. Nobody can be told if that fails.
+/// Writes a line to the standard error: `warning: …` or `error: …`. A failed write is ignored.
 pub(crate) fn complain(kind: &str, text: &str) {
     let style = if kind == "error" { BAD } else { NOTE };
     _ = writeln!(anstream::stderr().lock(), "{}: {text}", styled(style, kind));

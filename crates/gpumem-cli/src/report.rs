@@ -139,7 +139,7 @@ fn advice_on_growth(trace: &Trace, growth: &Growth) -> String {
     if let Some(took_ns) = growth.took_ns.filter(|took_ns| *took_ns >= RATE_NS_MIN) {
         let live_bytes = trace.peaks().live_bytes;
         let lasts_ns = took_ns as f64 * (live_bytes as f64 / growth.gained_bytes.max(1) as f64);
-        let _ = write!(text, ": {} more last {}", Bytes(live_bytes), seconds(lasts_ns as u64));
+        let _ = write!(text, "; another {} would last {}", Bytes(live_bytes), seconds(lasts_ns as u64));
     }
     text + "\n"
 }

@@ -42,7 +42,7 @@ impl Places {
         found.into_keys().map(|(_, path)| path).filter(|path| !is_left(path)).collect()
     }
 
-    /// True if the process was asked for, as far as its socket does not say.
+    /// True if the process with this number is to be shown.
     pub(super) fn wants(&self, pid: Option<u64>) -> bool {
         self.pids.is_empty() || pid.is_some_and(|pid| self.pids.iter().any(|one| u64::from(*one) == pid))
     }

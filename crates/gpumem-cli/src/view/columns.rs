@@ -1,4 +1,4 @@
-//! [`Columns`]: numbers for a page, as small as they come: LEB128, compressed, in base64.
+//! [`Columns`]: numbers for a page, in a small form: LEB128, compressed, in base64.
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;

@@ -82,7 +82,7 @@ impl Flight {
         let Log { rings, book } = &*self.log;
         let (last, overwritten_count) = rings.last();
         let mut bytes = recorder::first_bytes(recorder::trace_number(), 0, overwritten_count);
-        // What is read of a damaged file is what precedes the damage: the report, and then small chunks.
+        // A damaged file is read up to the damage, so the report comes first, and chunks are small.
         if let Some((pool, report)) = refused {
             let text = format!("{report:#}");
             format::add_report(&mut bytes, number(pool), rings.now_ns(), &text);

@@ -1,6 +1,6 @@
 //! [`Tap`]: an adaptor that records from any moment on, until another. While it does not, requests of its pools pass by it.
 //!
-//! A recording begins in this order, so that nothing is missing:
+//! A recording begins in this order, so that blocks are missing only if a thread was within a request while it began:
 //!
 //! 1. The file is created, and the tap passes events to it.
 //! 2. In each pool, requests and frees pass the tap from now on.

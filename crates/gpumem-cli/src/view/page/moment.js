@@ -49,7 +49,7 @@ function showMoment() {
   if (pendingBytes > 0) sums.push(`${bytesText(pendingBytes)} freed, in use by another stream`);
   const held = reservedAt(moment + 1);
   if (held !== undefined) sums.push(`${bytesText(held)} reserved`);
-  if (moment >= 0 && kinds[moment] === REFUSED) sums.push(`${bytesText(sizes[blockOf[moment]])} asked for`);
+  if (moment >= 0 && kinds[moment] === REFUSED) sums.push(`${bytesText(sizes[blockOf[moment]])} requested`);
   $("sums").textContent = sums.join(" · ");
   showHolders(byHolder, bytes);
   showBlocks();
