@@ -50,7 +50,7 @@ enum Grade {
 #[derive(Default)]
 struct Rows {
     list: Vec<Row>,
-    /// What a variable of the driver is refused for.
+    /// The error of a variable that the driver reads.
     variable_error: Option<String>,
 }
 
@@ -185,7 +185,8 @@ fn variables(rows: &mut Rows) {
     }
 }
 
-/// What a pool on a simulated device refuses the variables for. A process of its own builds it, without those that write files.
+/// The error of a pool that reads the variables, on a simulated device. A process of its own builds the pool, without the variables that
+/// write files.
 fn value_error() -> Option<String> {
     let output = Command::new(std::env::current_exe().ok()?)
         .args(["doctor", "--variables"])

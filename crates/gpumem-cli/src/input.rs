@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// What a file holds.
+/// The content of a file.
 pub(crate) enum Input {
     Trace(Box<Trace>),
     /// No record, but text.
@@ -98,7 +98,7 @@ fn is_record(bytes: &[u8]) -> bool {
     start.is_empty() || is_binary || start.starts_with(b"#{") || start.starts_with(b"Thread,Time,")
 }
 
-/// What to do about a record without requests.
+/// Advice for a record without requests.
 pub(crate) const NOTHING_RECORDED: &str = "record the program from its beginning, with GPUMEM_TRACE=FILE";
 
 const START_BYTES: usize = 4096;

@@ -274,7 +274,7 @@ fn is_of(name: &str, pattern: &str) -> bool {
     }
 }
 
-/// What one process did.
+/// The summary of one process, from its record.
 fn summary(file: &Path, is_kept: bool) -> String {
     let trace = match Trace::read(file) {
         Ok(trace) if !trace.events().is_empty() => trace,

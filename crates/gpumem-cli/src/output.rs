@@ -1,4 +1,4 @@
-//! What the command prints: text with colours on a terminal only. A reader that has gone, as `head` does, is no error.
+//! Output of the command: text, with colours on a terminal only. A closed pipe, as behind `head`, is no error.
 
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
@@ -64,7 +64,7 @@ pub(crate) fn shell(path: &Path) -> String {
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
 /// An answer that is not, and errors.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
-/// What to notice.
+/// Something to notice.
 pub(crate) const NOTE: Style = AnsiColor::Yellow.on_default().bold();
 /// Headings.
 pub(crate) const HEADING: Style = Style::new().bold();

@@ -89,16 +89,10 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
     let most = args.most()?;
     let (mut is_good, mut outcomes) = (true, Vec::new());
     for (trace, file) in traces.iter().zip(&args.files) {
-        let setup = args.setup(trace);
-        let result = args.attempt(trace, &setup)?;
-        let answer = Answer::of(args, trace, &result, most.as_ref());
-        is_good &= answer.fits && answer.is_within != Some(false);
-        if args.json {
-            print(&format!("{}\n", answer.json(args, trace, file, &setup, &result, most.as_ref())))?;
-        } else {
-            print(&answer.text(args, trace, file, &setup, &result, most.as_ref()))?;
-        }
-        outcomes.extend(result.ok().map(|outcome| (trace, outcome)));
+        let answer = Answer::of(args, trace, file, most.as_ref())?;
+        is_good &= answer.is_good();
+        print(&if args.json { format!("{}\n", answer.json()) } else { answer.text() })?;
+        outcomes.extend(answer.result.ok().map(|outcome| (trace, outcome)));
     }
     if args.verbose && !outcomes.is_empty() {
         print(&format!("\n{}", figures::text(&outcomes, args.machine().kind())))?;
@@ -179,7 +173,7 @@ impl Args {
         }))
     }
 
-    /// What refuses in a sentence: the limit, or the device if it is smaller.
+    /// The limit, or the device if it is smaller, for a sentence.
     fn limit_text(&self, trace: &Trace, setup: &Setup) -> String {
         let device_bytes = (!self.gpu).then(|| self.machine().memory_bytes(trace));
         let limit_bytes = match (setup.hard_limit, device_bytes) {
@@ -213,36 +207,41 @@ fn parse_percent(text: &str) -> Result<f64> {
         .context("a percentage is needed here, such as 5")
 }
 
-/// What a replay has shown.
-struct Answer {
-    fits: bool,
+/// The answer to one record.
+struct Answer<'a> {
+    args: &'a Args,
+    trace: &'a Trace,
+    file: &'a Path,
+    setup: Setup,
+    result: Result<Outcome, Refused>,
+    most: Option<&'a Most>,
     /// The event of the first request that was refused.
     refused: Option<usize>,
     /// The answer to --max-peak and --baseline.
     is_within: Option<bool>,
 }
 
-impl Answer {
-    fn of(args: &Args, trace: &Trace, result: &Result<Outcome, Refused>, most: Option<&Most>) -> Self {
-        let (refused, peak_bytes) = match result {
+impl<'a> Answer<'a> {
+    /// Replays a record.
+    fn of(args: &'a Args, trace: &'a Trace, file: &'a Path, most: Option<&'a Most>) -> Result<Self> {
+        let setup = args.setup(trace);
+        let result = args.attempt(trace, &setup)?;
+        let (refused, peak_bytes) = match &result {
             Ok(outcome) => (outcome.first_refusal, Some(outcome.peak_reserved_bytes)),
             Err(refused) => (Some(refused.event.min(trace.events().len() - 1)), None),
         };
         let is_known = trace.open_end().is_none() || args.accept_open_end;
         let is_within = most.map(|most| is_known && peak_bytes.is_some_and(|bytes| bytes <= most.bytes));
-        Self { fits: refused.is_none(), refused, is_within }
+        Ok(Self { args, trace, file, setup, result, most, refused, is_within })
+    }
+
+    fn is_good(&self) -> bool {
+        self.refused.is_none() && self.is_within != Some(false)
     }
 
     /// The answer, the settings and figures, and who holds the memory.
-    fn text(
-        &self,
-        args: &Args,
-        trace: &Trace,
-        file: &Path,
-        setup: &Setup,
-        result: &Result<Outcome, Refused>,
-        most: Option<&Most>,
-    ) -> String {
+    fn text(&self) -> String {
+        let Self { args, trace, file, setup, result, most, .. } = self;
         let (name, total) = (Shown::name(trace.name()), request_count(trace, trace.events().len()));
         let limit = args.limit_text(trace, setup);
         let mut text = match (self.refused, result) {
@@ -334,15 +333,8 @@ impl Answer {
         text
     }
 
-    fn json(
-        &self,
-        args: &Args,
-        trace: &Trace,
-        file: &Path,
-        setup: &Setup,
-        result: &Result<Outcome, Refused>,
-        most: Option<&Most>,
-    ) -> Value {
+    fn json(&self) -> Value {
+        let Self { args, trace, file, setup, result, most, .. } = self;
         let mut value = match result {
             Ok(outcome) => figures::json(trace, outcome),
             Err(refused) => {
@@ -357,7 +349,7 @@ impl Answer {
         };
         let at = self.refused.unwrap_or_else(|| trace.peak_event() + 1);
         value["file"] = json!(file.to_string_lossy());
-        value["fits"] = json!(self.fits);
+        value["fits"] = json!(self.refused.is_none());
         value["open_end"] = json!(trace.open_end().map(|end| end.to_string()));
         value["limit"] = json!(setup.hard_limit.map(|limit| limit.to_string()));
         value["device_bytes"] = json!((!args.gpu).then(|| args.machine().memory_bytes(trace)));
@@ -427,7 +419,7 @@ fn settings(args: &Args, trace: &Trace, setup: &Setup) -> String {
     format!("backend {backend}{options}{whose}")
 }
 
-/// What the record states of the program itself; empty for other traces.
+/// The settings and figures of the program itself, as its record states them; empty for other traces.
 fn recorded(trace: &Trace) -> String {
     let (real, mut text) = (trace.real_run(), String::new());
     for pool in &real.pools {

@@ -130,7 +130,7 @@ fn text_of(trace: &Trace, file: &Path) -> String {
     ])
 }
 
-/// What to do about a holder that grew until a request was refused.
+/// Advice on a holder that grew until a request was refused.
 fn advice_on_growth(trace: &Trace, growth: &Growth) -> String {
     let mut text = format!(
         "  advice   {} grew until the refusal, a leak or a cache without a bound: bound it or free it. A higher limit only delays the next one",
@@ -144,7 +144,7 @@ fn advice_on_growth(trace: &Trace, growth: &Growth) -> String {
     text + "\n"
 }
 
-/// What to do about a refusal that has no report in its record.
+/// Advice on a refusal that has no report in its record.
 fn advice(trace: &Trace, event: usize) -> String {
     let Event::Refused { size_bytes, .. } = trace.events()[event] else { return String::new() };
     let needed = Bytes(trace.holders(event).live_bytes.saturating_add(size_bytes));
