@@ -1,9 +1,12 @@
 """Processes that end while memory lives: each door of the package, in each way to end. The exit status and the errors are checked."""
 
 import importlib.util
+import json
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import unittest
 
 import standin
@@ -224,6 +227,18 @@ class ExitTest(unittest.TestCase):
         self.ends(LEAVES)
         self.ends(LEAVES_FROM_A_THREAD)
         self.ends(EXITS_IN_A_FUNCTION)
+
+    def test_with_a_record(self):
+        """The record has the last events, and counts as whole."""
+        for name, door in DOORS.items():
+            with self.subTest(door=name), tempfile.TemporaryDirectory() as folder:
+                record = os.path.join(folder, "run.trace")
+                done = standin.run(door + "kept = [make(1 << 20) for _ in range(40)]", GPUMEM_TRACE=record)
+                self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+                replay = [sys.executable, "-m", "gpumem", "replay", record, "--find-limit", "--json"]
+                found = json.loads(subprocess.run(replay, check=True, capture_output=True, text=True).stdout)
+                self.assertIsNone(found["open_end"])
+                self.assertGreaterEqual(found["smallest_limit_bytes"], 40 << 20)
 
     def test_after_a_refusal(self):
         self.ends(REFUSED)

@@ -50,6 +50,7 @@ use event::Raw;
 use gpumem_base::sync::Lock;
 use gpumem_device::internal::{OrderObserver, not_forked};
 use gpumem_sys::text::debug_fields;
+use gpumem_sys::{exit, fork};
 use recorder::{LIMIT_BYTES_MIN, Recorder};
 use rings::Rings;
 use sink::Sink;
@@ -68,7 +69,8 @@ use std::sync::{Arc, Weak};
 /// is recorded as adaptors see it: as one block on a separate stream of the graph.
 ///
 /// After a crash the file is complete up to the last 50 ms. It is also complete at the end of each pool: dropping the last handle waits for
-/// the writer, for at most a second. A forked process records nothing.
+/// the writer, for at most a second. With `GPUMEM_TRACE` it is complete too when the process exits with pools in use
+/// ([`Recording::has_exited`]). A forked process records nothing.
 ///
 /// ```
 /// use gpumem_pool::trace::{Recording, Trace, What};
@@ -185,7 +187,6 @@ impl Trace {
     /// Like [`Trace::shared`]. The trace is kept until the process ends, so a later pool does not begin a new file. A forked process has
     /// its parent's trace, and records nothing.
     pub(crate) fn kept(path: &Path, limit_bytes: Option<u64>) -> io::Result<Arc<Self>> {
-        static KEPT: Lock<BTreeMap<PathBuf, Arc<Trace>>> = Lock::new(BTreeMap::new());
         not_forked().map_err(io::Error::other)?;
         let key = absolute(path)?;
         let mut kept = KEPT.lock();
@@ -193,6 +194,9 @@ impl Trace {
             return Ok(Arc::clone(trace));
         }
         let trace = Self::shared(path, limit_bytes)?;
+        if kept.is_empty() {
+            exit::at_exit(end_kept);
+        }
         kept.insert(key, Arc::clone(&trace));
         Ok(trace)
     }
@@ -271,7 +275,20 @@ fn numbered(path: &Path) -> PathBuf {
     }
 }
 
-/// The maximum time that the end of a pool waits for the writer.
+/// The traces of `GPUMEM_TRACE`.
+static KEPT: Lock<BTreeMap<PathBuf, Arc<Trace>>> = Lock::new(BTreeMap::new());
+
+/// Writes the last events of a process that exits with pools in use, as those of C, Python and statics are.
+extern "C" fn end_kept() {
+    // The traces are the parent's, and so may be their lock.
+    if fork::is_child() {
+        return;
+    }
+    let kept = KEPT.lock().clone();
+    kept.values().for_each(|trace| trace.recorder.exit(FLUSH_TIME_MAX));
+}
+
+/// The maximum time that the end of a pool, or of the process, waits for the writer.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

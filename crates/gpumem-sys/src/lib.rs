@@ -29,6 +29,7 @@ mod cuda;
 mod driver;
 pub mod env;
 mod error;
+pub mod exit;
 pub mod fork;
 mod generated;
 mod process;

@@ -83,6 +83,46 @@ fn a_record_that_ends_early_has_no_upper_bound() {
     drop(kept);
 }
 
+/// A process that exits with its pool in use, as those of C and Python do, has a whole record with the last events; one that is killed has not.
+#[test]
+fn a_process_that_exits_has_a_whole_record() {
+    let scratch = Scratch::new("exits");
+    let file = scratch.path("exits.trace");
+    let own = std::env::current_exe().unwrap();
+    let run = |end: &str| {
+        let mut command = std::process::Command::new(&own);
+        command.args(["limits::exits_with_its_pool_in_use", "--exact", "--ignored"]);
+        command.env("GPUMEM_TRACE", &file).env("END", end).status().unwrap()
+    };
+    assert!(run("exit").success());
+    let found = find_limit(&file);
+    assert_eq!(
+        (&found["open_end"], &found["smallest_limit_bytes"]),
+        (&Value::Null, &(48 << 20).into()),
+        "{found}"
+    );
+    assert!(!run("abort").success());
+    assert_eq!(find_limit(&file)["open_end"], "the record ends while the pool is in use");
+}
+
+#[test]
+#[ignore = "run by `a_process_that_exits_has_a_whole_record`, as a process of its own"]
+fn exits_with_its_pool_in_use() {
+    use gpumem_trace::pool::{Device, Pool, Stream};
+    let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+    let pool = Pool::from_env(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    core::mem::forget(pool.alloc(16 << 20, &stream).unwrap());
+    if std::env::var("END").unwrap() == "abort" {
+        // The writer has written the file meanwhile.
+        std::thread::sleep(core::time::Duration::from_millis(500));
+        std::process::abort();
+    }
+    // An event that only the end of the process can write in time.
+    core::mem::forget(pool.alloc(32 << 20, &stream).unwrap());
+    std::process::exit(0);
+}
+
 fn find_limit(file: &str) -> Value {
     let said = gpumem(["replay", file, "--find-limit", "--profile", "balanced", "--json"]);
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))

@@ -1,7 +1,7 @@
 //! [`SocketPlace`]: the path of the socket. The folder belongs to the user, and sockets of dead processes are removed from it.
 
-use gpumem_sys::fork;
 use gpumem_sys::text::Shown;
+use gpumem_sys::{exit, fork};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 use std::fs::{DirBuilder, Permissions};
@@ -160,17 +160,12 @@ fn failed(path: &Path, error: &io::Error) -> String {
 
 /// Removes the socket when the process exits. After a crash, the next process removes it.
 fn remove_at_exit(path: &Path) {
-    // SAFETY: every C library, which std links anyway, has this function with this signature. It takes any function.
-    unsafe extern "C" {
-        safe fn atexit(handler: extern "C" fn()) -> core::ffi::c_int;
-    }
     if OWN.set(path.into()).is_ok() {
-        // Without memory for the entry, the socket stays, and the next process removes it.
-        let _ = atexit(at_exit);
+        exit::at_exit(remove_own);
     }
 }
 
-extern "C" fn at_exit() {
+extern "C" fn remove_own() {
     // The socket is the parent's.
     if fork::is_child() {
         return;

@@ -8,6 +8,7 @@
 //! pool:   "gmts" payload:u32 pool:u32 0:u32 0:u64 0:u64 crc:u32, payload: the settings of a pool
 //! name:   "gmtn" payload:u32 pool:u32 tag:u32 0:u64 0:u64 crc:u32, payload
 //! report: "gmtr" payload:u32 pool:u32 0:u32 0:u64 time:u64 crc:u32, payload: the report of a refusal
+//! exit:   "gmte" 0:u32 0:u32 0:u32 0:u64 0:u64 crc:u32: the process exited
 //! event:  kind:u8 time address value stream pool tag
 //! ```
 //!
@@ -20,7 +21,7 @@
 //! `overwritten` is the number of earlier events that a flight recorder has not kept.
 //!
 //! Version 1 had no names, and every tag was 0. Version 2 had events and names only, and no sizes of freed blocks. Version 3 had no events
-//! of arrays that move to the host and back, and of those that could not.
+//! of arrays that move to the host and back, and of those that could not. Version 4 did not say that the process exited.
 
 use super::event::{EventKind, Raw};
 use super::ring::Timed;
@@ -58,6 +59,7 @@ pub(super) enum Content {
     Pool(PoolSettings),
     Name { pool: u32, tag: u32, name: String },
     Report { pool: u32, time_ns: u64, text: String },
+    Exit,
 }
 
 /// The reason why the end of a trace is unreadable.
@@ -110,6 +112,10 @@ pub(super) fn add_pool(bytes: &mut Vec<u8>, settings: &PoolSettings) {
 
 pub(super) fn add_report(bytes: &mut Vec<u8>, pool: u32, time_ns: u64, report: &str) {
     add_whole(bytes, REPORT_MAGIC, [pool, 0], [0, time_ns], cut_to(report, REPORT_BYTES_MAX).as_bytes());
+}
+
+pub(super) fn add_exit(bytes: &mut Vec<u8>) {
+    add_whole(bytes, EXIT_MAGIC, [0; 2], [0; 2], &[]);
 }
 
 fn add_events(bytes: &mut Vec<u8>, magic: &[u8; 4], numbers: [u32; 2], dropped_count: u64, events: &[Timed]) {
@@ -199,6 +205,7 @@ pub(super) fn content(
             let text = String::from_utf8(payload).map_err(|_| Flaw::Damaged)?;
             Content::Report { pool: first, time_ns, text }
         }
+        EXIT_MAGIC => Content::Exit,
         _ if payload.len() > NAME_BYTES_MAX => return Err(Flaw::NameTooLong),
         _ => {
             let name = String::from_utf8(payload).map_err(|_| Flaw::NameNotText)?;
@@ -315,8 +322,10 @@ const PART_MAGIC: &[u8; 4] = b"gmtp";
 const POOL_MAGIC: &[u8; 4] = b"gmts";
 const NAME_MAGIC: &[u8; 4] = b"gmtn";
 const REPORT_MAGIC: &[u8; 4] = b"gmtr";
-const MAGICS: [&[u8; 4]; 6] = [EVENTS_MAGIC, LIVE_MAGIC, PART_MAGIC, POOL_MAGIC, NAME_MAGIC, REPORT_MAGIC];
-pub(super) const VERSION: u32 = 4;
+const EXIT_MAGIC: &[u8; 4] = b"gmte";
+const MAGICS: [&[u8; 4]; 7] =
+    [EVENTS_MAGIC, LIVE_MAGIC, PART_MAGIC, POOL_MAGIC, NAME_MAGIC, REPORT_MAGIC, EXIT_MAGIC];
+pub(super) const VERSION: u32 = 5;
 pub(super) const HEADER_BYTES: usize = 20;
 pub(super) const CHUNK_HEADER_BYTES: usize = 36;
 /// Larger than any written payload: a full ring takes at most 200 KiB.

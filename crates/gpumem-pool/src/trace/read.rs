@@ -31,6 +31,9 @@ pub struct Recording {
     /// The number of this part of a trace with a size limit, from 0. The events before it are in earlier files; if they are
     /// gone, the blocks that were live at its beginning are the first events.
     pub part: u32,
+    /// True if the process exited while it recorded, so that the file has all its events: it returned from `main` or called `exit`. False
+    /// if it was killed, or recorded into a [`Trace`](super::Trace) of its own.
+    pub has_exited: bool,
     /// The version of the format.
     pub version: u32,
     names: BTreeMap<(u32, u32), String>,
@@ -158,6 +161,7 @@ impl Recording {
             dropped_count: self.dropped_count.max(next.dropped_count),
             tail: next.tail,
             trace: next.trace,
+            has_exited: next.has_exited,
             ..self
         }
     }
@@ -221,6 +225,7 @@ impl<S: Read> Reader<S> {
                 (self.read.trace, self.read.part) = (Some(trace), part);
                 self.read.overwritten_count = overwritten_count;
             }
+            Ok(Content::Exit) => self.read.has_exited = true,
             Ok(Content::Pool(settings)) => self.read.pools.push(settings),
             Ok(Content::Report { pool, time_ns, text }) => {
                 self.read.reports.push(Report { pool, time_ns, text });

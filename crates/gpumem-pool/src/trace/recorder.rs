@@ -40,6 +40,8 @@ struct Flushes {
     has_failed: bool,
     /// The writer ends once it has completed all flushes.
     is_over: bool,
+    /// The process exits: the writer notes it once.
+    has_exited: bool,
 }
 
 impl OrderObserver for Recorder {
@@ -142,16 +144,16 @@ impl Recorder {
     }
 
     pub(super) fn flush(&self, timeout: Duration) -> bool {
-        self.ask(timeout, false)
+        self.ask(timeout, |_| ())
     }
 
-    fn ask(&self, timeout: Duration, is_last: bool) -> bool {
+    fn ask(&self, timeout: Duration, change: impl FnOnce(&mut Flushes)) -> bool {
         let Some(writer) = self.writer.get().filter(|_| std::process::id() == self.process) else {
             return false;
         };
         let mut flushes = self.flushes.lock();
         flushes.asked_count += 1;
-        flushes.is_over |= is_last;
+        change(&mut flushes);
         let number = flushes.asked_count;
         writer.unpark();
         let waits = |flushes: &mut Flushes| flushes.served_count < number;
@@ -161,8 +163,13 @@ impl Recorder {
     }
 
     pub(super) fn finish(&self, timeout: Duration) {
-        self.ask(timeout, true);
+        self.ask(timeout, |flushes| flushes.is_over = true);
         self.rings.close();
+    }
+
+    /// Called when the process exits.
+    pub(super) fn exit(&self, timeout: Duration) {
+        self.ask(timeout, |flushes| flushes.has_exited = true);
     }
 }
 
@@ -200,8 +207,16 @@ impl Writer {
     fn run(mut self) {
         loop {
             // Read before the rings: events recorded before the flush was requested are written.
-            let asked_count = self.recorder.flushes.lock().asked_count;
-            let is_written = self.write_all();
+            let (asked_count, has_exited) = {
+                let mut flushes = self.recorder.flushes.lock();
+                (flushes.asked_count, core::mem::take(&mut flushes.has_exited))
+            };
+            let mut is_written = self.write_all();
+            if has_exited {
+                self.bytes.clear();
+                format::add_exit(&mut self.bytes);
+                is_written &= self.output.append(&self.bytes).is_ok();
+            }
             let mut flushes = self.recorder.flushes.lock();
             flushes.served_count = asked_count;
             flushes.has_failed |= !is_written;

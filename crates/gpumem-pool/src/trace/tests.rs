@@ -54,6 +54,7 @@ enum Chunk {
     Name(u32, u32, String),
     Pool(PoolSettings),
     Report(String),
+    Exit,
 }
 
 impl Chunk {
@@ -63,6 +64,7 @@ impl Chunk {
             Self::Name(pool, tag, name) => format::add_name(bytes, *pool, *tag, name),
             Self::Pool(settings) => format::add_pool(bytes, settings),
             Self::Report(text) => format::add_report(bytes, 3, 9, text),
+            Self::Exit => format::add_exit(bytes),
         }
     }
 
@@ -80,15 +82,17 @@ fn file() -> impl Strategy<Value = (Vec<u8>, Vec<Chunk>)> {
     let name = (0..3_u32, 1..3_u32, "\\PC{0,12}").prop_map(|(pool, tag, name)| Chunk::Name(pool, tag, name));
     let pool = (0..9_u32).prop_map(|pool| Chunk::Pool(settings(pool)));
     let report = "(\\PC|\n){0,40}".prop_map(Chunk::Report);
-    proptest::collection::vec(prop_oneof![4 => events, 2 => name, 1 => pool, 1 => report], 0..8).prop_map(
-        |chunks| {
-            let mut bytes = format::header();
-            for (thread, chunk) in (0..).zip(&chunks) {
-                chunk.add(&mut bytes, thread);
-            }
-            (bytes, chunks)
-        },
+    proptest::collection::vec(
+        prop_oneof![4 => events, 2 => name, 1 => pool, 1 => report, 1 => Just(Chunk::Exit)],
+        0..8,
     )
+    .prop_map(|chunks| {
+        let mut bytes = format::header();
+        for (thread, chunk) in (0..).zip(&chunks) {
+            chunk.add(&mut bytes, thread);
+        }
+        (bytes, chunks)
+    })
 }
 
 fn event_count(chunks: &[Chunk]) -> u64 {
@@ -100,6 +104,7 @@ proptest! {
     fn what_is_written_is_read((bytes, chunks) in file()) {
         let recording = Recording::read_from(&bytes[..]).unwrap();
         prop_assert_eq!(recording.tail, None);
+        prop_assert_eq!(recording.has_exited, chunks.iter().any(|chunk| matches!(chunk, Chunk::Exit)));
         let mut expected: Vec<_> =
             chunks.iter().flat_map(Chunk::events).map(|event| (event.time_ns, event.raw.what())).collect();
         expected.sort_by_key(|(time_ns, what)| (*time_ns, what.rank()));
@@ -187,10 +192,10 @@ fn other_files_are_refused_with_a_reason() {
     }
     assert!(matches!(Recording::read("/nowhere/at/all"), Err(ReadError::Io(_))));
     assert!(format::is_trace(&format::header()) && !format::is_trace(b"GPUMEM"));
-    let error = ReadError::Version { found: 5, known: 4 }.to_string();
-    assert!(error.contains("version 5"), "{error}");
-    let error = Recording::read_from(&of_version(5)[..]).unwrap_err();
-    assert!(matches!(error, ReadError::Version { found: 5, known: 4 }), "{error}");
+    let error = ReadError::Version { found: 6, known: 5 }.to_string();
+    assert!(error.contains("version 6"), "{error}");
+    let error = Recording::read_from(&of_version(6)[..]).unwrap_err();
+    assert!(matches!(error, ReadError::Version { found: 6, known: 5 }), "{error}");
 }
 
 /// Reads a file with these bytes after its header.

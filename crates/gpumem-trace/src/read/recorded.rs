@@ -32,6 +32,7 @@ pub(super) fn convert(recording: Recording, name: &str) -> Result<Trace, Problem
     let open_end = match recording.tail {
         Some(_) => Some(OpenEnd::CutShort),
         None if !is_whole => Some(OpenEnd::Incomplete),
+        None if recording.has_exited => None,
         None => (!all_pools_ended(&recording.events)).then_some(OpenEnd::Running),
     };
     let Recording { events, dropped_count, tail, part, overwritten_count, .. } = recording;

@@ -15,7 +15,7 @@ pub enum OpenEnd {
     CutShort,
     /// Events were lost, or the beginning is gone.
     Incomplete,
-    /// A pool had not ended: the program was still running, or ended without dropping its pool.
+    /// A pool had not ended: the program was still running, or was killed.
     Running,
 }
 
