@@ -51,7 +51,7 @@ class WheelTest(unittest.TestCase):
     def test_the_command_knows_the_version_of_pytorch(self):
         root = Path(__file__).parents[2]
         tested = re.search(r"is tested with PyTorch ([0-9.]+);", (root / "python/gpumem/torch.py").read_text())
-        doctor = (root / "crates/gpumem-cli/src/doctor.rs").read_text()
+        doctor = (root / "crates/gpumem-cli/src/doctor/python.rs").read_text()
         self.assertIn(f'TESTED_TORCH: &str = "{tested[1]}"', doctor)
 
     def test_it_has_the_command(self):
