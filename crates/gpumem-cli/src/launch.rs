@@ -2,13 +2,14 @@
 
 use crate::describe::{count, grown, holders_table, moment, named, request, request_count, seconds};
 use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
-use crate::replay::ROWS;
+use crate::replay::{ROWS, growth_json, holders_json};
 use anyhow::{Context, Result, ensure};
 use core::fmt::Write as _;
 use gpumem_sim::SimConfig;
 use gpumem_trace::Trace;
 use gpumem_trace::pool::sys::text::Shown;
 use gpumem_trace::pool::{Bytes, Device, Limit, Pool, Profile};
+use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Options of its pools by name (GPUMEM_CONF)
     #[arg(long, value_name = "KEY:VALUE,…")]
     conf: Option<String>,
+    /// Print the summary as one line with a JSON object, on the standard error
+    #[arg(long, conflicts_with = "no_record")]
+    json: bool,
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
@@ -69,14 +73,25 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         (None, number) => 128 + number as u8,
     };
     let Some(record) = record else { return Ok(code) };
+    // The program may have removed their folder.
+    let files = records(&record, begin.1).unwrap_or_default();
+    if args.json {
+        let records = files.iter().map(|file| summary_json(file, args.record.is_some()));
+        let value = json!({
+            "status": status.code(),
+            "signal": status.code().is_none().then(|| signal(status)),
+            "seconds": took.as_secs_f64(),
+            "records": records.collect::<Vec<_>>(),
+        });
+        _ = writeln!(io::stderr().lock(), "{value}");
+        return Ok(code);
+    }
     let mut text = format!(
         "\n{} {} after {:.1} s\n",
         styled(HEADING, format!("{} run:", command_name())),
         ended(status),
         took.as_secs_f64()
     );
-    // The program may have removed their folder.
-    let files = records(&record, begin.1).unwrap_or_default();
     if files.is_empty() {
         let _ = writeln!(
             text,
@@ -316,6 +331,25 @@ fn summary(file: &Path, is_kept: bool) -> String {
         let _ = writeln!(text, "\n  recorded  {0}; next: {1} report {0}", Shown::path(file), command_name());
     }
     text
+}
+
+/// The same as an object.
+fn summary_json(file: &Path, is_kept: bool) -> Value {
+    let path = is_kept.then(|| file.to_string_lossy());
+    match Trace::read(file) {
+        Err(error) => json!({"file": path, "error": error.to_string()}),
+        Ok(trace) if trace.events().is_empty() => json!({"file": path, "requests": 0}),
+        Ok(trace) => json!({
+            "file": path,
+            "requests": request_count(&trace, trace.events().len()),
+            "refused": trace.refused_count(),
+            "refused_event": trace.last_refusal(),
+            "peak_live_bytes": trace.peaks().live_bytes,
+            "peak_reserved_bytes": trace.real_run().peak_reserved_bytes,
+            "holders": holders_json(&trace, trace.peak_event() + 1),
+            "growth": growth_json(&trace, trace.events().len()),
+        }),
+    }
 }
 
 /// A folder that is deleted at the end.

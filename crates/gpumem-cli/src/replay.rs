@@ -335,18 +335,12 @@ impl<'a> Answer<'a> {
 
     fn json(&self) -> Value {
         let Self { args, trace, file, setup, result, most, .. } = self;
-        let mut value = match result {
-            Ok(outcome) => figures::json(trace, outcome),
-            Err(refused) => {
-                let report = refused.error.out_of_memory();
-                json!({
-                    "name": trace.name(),
-                    "events": trace.events().len(),
-                    "in_use_bytes": report.map(|report| report.in_use_bytes),
-                    "reserved_bytes": report.map(|report| report.reserved_bytes),
-                })
-            }
-        };
+        let mut value = figures::json(trace, result.as_ref().ok());
+        if let Err(refused) = result {
+            let report = refused.error.out_of_memory();
+            value["in_use_bytes"] = json!(report.map(|report| report.in_use_bytes));
+            value["reserved_bytes"] = json!(report.map(|report| report.reserved_bytes));
+        }
         let at = self.refused.unwrap_or_else(|| trace.peak_event() + 1);
         value["file"] = json!(file.to_string_lossy());
         value["fits"] = json!(self.refused.is_none());

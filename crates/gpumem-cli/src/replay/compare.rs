@@ -197,7 +197,7 @@ fn refusal(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> String {
 
 fn attempt_json(trace: &Trace, candidate: Candidate, attempt: &Attempt) -> Value {
     let mut value = match attempt {
-        Attempt::Completed(outcome) => figures::json(trace, outcome),
+        Attempt::Completed(outcome) => figures::json(trace, Some(outcome)),
         Attempt::Refused { event, refusal } => json!({
             "name": trace.name(),
             "backend": candidate.backend.to_string(),

@@ -6,38 +6,45 @@ use gpumem_trace::pool::Bytes;
 use gpumem_trace::pool::sys::DriverKind;
 use gpumem_trace::{Outcome, TagSum, Trace};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// One JSON object for a trace.
-pub(crate) fn json(trace: &Trace, outcome: &Outcome) -> Value {
-    let live = outcome.live;
-    let peers: Map<String, Value> = peers(trace, outcome).map(|(name, ratio)| (name, json!(ratio))).collect();
-    json!({
+/// One JSON object for a trace; without the outcome of a replay, what the trace itself has.
+pub(crate) fn json(trace: &Trace, outcome: Option<&Outcome>) -> Value {
+    let live = trace.peaks();
+    let mut value = json!({
         "name": trace.name(),
-        "backend": outcome.backend.to_string(),
-        "operations": outcome.operation_count,
+        "operations": trace.operation_count(),
         "events": trace.events().len(),
         "peak_live_bytes": live.live_bytes,
         "peak_live_bytes_incl_deferred": live.live_incl_deferred_bytes,
         "floor_bytes": trace.floor_bytes(),
+        "recorded_peak_reserved_bytes": trace.real_run().peak_reserved_bytes,
+        "peer_ratios": peers(trace).map(|(name, ratio)| (name, json!(ratio))).collect::<Map<_, _>>(),
+        "tags": trace.tags().iter().map(tag_json).collect::<Vec<_>>(),
+    });
+    let Some(outcome) = outcome else { return value };
+    let figures = json!({
+        "backend": outcome.backend.to_string(),
         "peak_reserved_bytes": outcome.peak_reserved_bytes,
         "record_bytes": outcome.record_bytes,
         "ratio": outcome.ratio(),
-        "peer_ratios": peers,
         "driver_calls": outcome.calls.total(),
-        "driver_calls_by_name": outcome.calls.by_name().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "driver_calls_by_name": outcome.calls.by_name().into_iter().collect::<BTreeMap<_, _>>(),
         "mapping_calls": mapping_calls(&outcome.calls),
         "mapping_calls_second_half": mapping_calls(&outcome.late_calls),
         "inserted_waits": outcome.calls.cuStreamWaitEvent,
         "device_waits": outcome.device_wait_count(),
         "recorded_refusals": outcome.recorded_refusal_count,
         "refusals": outcome.refusal_count,
-        "recorded_peak_reserved_bytes": trace.real_run().peak_reserved_bytes,
         "driver_ns": outcome.driver_time.as_nanos() as u64,
         "driver_share_of_run": driver_share(trace, outcome),
         "host_ns_per_op": outcome.host_ns_per_op(),
-        "tags": trace.tags().iter().map(tag_json).collect::<Vec<_>>(),
-    })
+    });
+    if let (Value::Object(value), Value::Object(figures)) = (&mut value, figures) {
+        value.extend(figures);
+    }
+    value
 }
 
 fn tag_json(sum: &TagSum) -> Value {
@@ -66,7 +73,7 @@ pub(crate) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
         "host ns/op",
     ];
     let rows = outcomes.iter().map(|(trace, outcome)| {
-        let peers = peers(trace, outcome).map(|(name, ratio)| format!("{name} {ratio:.3}"));
+        let peers = peers(trace).map(|(name, ratio)| format!("{name} {ratio:.3}"));
         [
             trace.name().to_string(),
             outcome.backend.to_string(),
@@ -120,8 +127,8 @@ pub(crate) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
 }
 
 /// The peers' peak of reserved memory divided by the peak of live memory.
-fn peers<'a>(trace: &'a Trace, outcome: &Outcome) -> impl Iterator<Item = (String, f64)> + 'a {
-    let live_bytes = outcome.live.live_incl_deferred_bytes.max(1);
+fn peers(trace: &Trace) -> impl Iterator<Item = (String, f64)> {
+    let live_bytes = trace.peaks().live_incl_deferred_bytes.max(1);
     trace.header().peers().map(move |peer| (peer.name, peer.peak_reserved_bytes as f64 / live_bytes as f64))
 }
 
@@ -145,7 +152,8 @@ mod tests {
     fn the_object_of_a_trace_is_one_line_with_the_promised_keys() {
         let trace = Trace::read_from(&b"#{\"format\":1}\na,1,4194304,0\nf,1,0\n"[..], "small").unwrap();
         let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
-        let object = json(&trace, &replay(&trace, &driver, &Setup::default(), |_| ()).unwrap());
+        let outcome = replay(&trace, &driver, &Setup::default(), |_| ()).unwrap();
+        let object = json(&trace, Some(&outcome));
         assert_eq!(object["name"], "small");
         for key in ["operations", "peak_live_bytes", "peak_reserved_bytes", "driver_calls", "driver_ns"] {
             assert!(object[key].as_u64().is_some_and(|value| value > 0), "{key}: {object}");

@@ -335,6 +335,14 @@ fn a_program_is_run_and_summed_up() {
         said.error.contains("held at the peak") && said.error.contains("next: gpumem report "),
         "{said:?}"
     );
+    let said = gpumem(["run", "--json", "--", own].iter().chain(&child));
+    let summary: Value = serde_json::from_str(said.error.lines().last().unwrap()).unwrap();
+    let record = &summary["records"][0];
+    assert_eq!(
+        (&summary["status"], &record["requests"], &record["refused"]),
+        (&0.into(), &41.into(), &0.into())
+    );
+    assert_eq!(record["peak_live_bytes"], 44 << 20, "{summary}");
     let said = gpumem(["run", "--limit", "8MiB", "--", own].iter().chain(&child));
     assert!(said.code != 0 && said.error.contains("refused"), "{said:?}");
 }

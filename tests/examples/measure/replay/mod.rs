@@ -110,7 +110,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Err(error) => return Err(error),
         };
         if args.json {
-            println!("{}", figures::json(trace, &outcome));
+            println!("{}", figures::json(trace, Some(&outcome)));
         }
         // Every trace has the same options, so they are reported once.
         if outcomes.is_empty() {
