@@ -62,13 +62,9 @@ pub struct Function {
 pub(crate) const ARGUMENTS_MAX: usize = 32;
 
 impl Module {
+    /// Loads a text of this crate, for [`Module::own_function`].
     pub(crate) fn load_own(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
         Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::default())?)))
-    }
-
-    /// Loads a text that this crate has written.
-    pub(crate) fn load_generated(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
-        Ok(Self(Arc::new(Loaded::load(device, &image(ptx)?, Signatures::parse(ptx))?)))
     }
 
     /// Loads kernels, compiled first if they are CUDA text.

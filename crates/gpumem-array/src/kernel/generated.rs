@@ -64,7 +64,8 @@ impl GeneratedKernel {
         if let Some(function) = self.function.get() {
             return Ok(function);
         }
-        let function = Module::load_generated(device, &text())?.function(name)?;
+        let text = text();
+        let function = Module::load_own(device, &text)?.own_function(&text, name)?;
         Ok(self.function.get_or_init(|| function))
     }
 }

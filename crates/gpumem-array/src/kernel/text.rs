@@ -4,6 +4,7 @@
 //! integers. Narrow elements take the text of 16 bytes: a load or store moves the first half of its registers, or less.
 
 use std::borrow::Cow;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A checked-in text, and what is different for the elements of a kernel.
 #[derive(Clone, Copy)]
@@ -27,14 +28,22 @@ pub(crate) enum TextElements {
 }
 
 impl KernelText {
-    pub(crate) fn filled(self) -> Cow<'static, str> {
+    /// The text for its elements, made once in a process.
+    pub(crate) fn filled(self) -> Arc<str> {
+        static FILLED: Mutex<Vec<(KernelText, Arc<str>)>> = Mutex::new(Vec::new());
+        let mut filled = FILLED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, text)) = filled.iter().find(|(known, _)| known.is(self)) {
+            return Arc::clone(text);
+        }
         let text = self.checked_in;
-        match self.elements {
+        let text: Arc<str> = match self.elements {
             TextElements::Own => text.into(),
             TextElements::I32 => replaced(text, &I32).into(),
             TextElements::I64 => replaced(text, &I64).into(),
             TextElements::Narrow { bytes } => narrowed(text, bytes).into(),
-        }
+        };
+        filled.push((self, Arc::clone(&text)));
+        text
     }
 
     /// True if this is the same text for the same elements.

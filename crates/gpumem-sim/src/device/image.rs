@@ -2,6 +2,7 @@
 
 use crate::base::codes::{INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION};
 use crate::device::fat_binary;
+use core::ffi::CStr;
 use gpumem_ptx::{LinkError, Module, PtxError, PtxProblem};
 use gpumem_sys::text::Shown;
 use gpumem_sys::types::CUresult;
@@ -53,18 +54,19 @@ pub(crate) fn text(image: &[u8]) -> Result<Cow<'_, str>, ImageError> {
     if image.starts_with(&fat_binary::MAGIC) {
         return fat_binary::text(image).map(Cow::Owned);
     }
-    let end = image.iter().position(|byte| *byte == 0).unwrap_or(image.len());
-    characters(&image[..end])
+    let image = CStr::from_bytes_until_nul(image).map_or(image, CStr::to_bytes);
+    characters(image)
         .ok_or_else(|| ImageError::new(INVALID_IMAGE, "the image is neither PTX nor a fat binary"))
 }
 
 /// The characters of a text. A comment may have bytes of any encoding: in place of those that are no UTF-8 there is a character that
 /// only comments may have.
 pub(crate) fn characters(bytes: &[u8]) -> Option<Cow<'_, str>> {
-    match String::from_utf8_lossy(bytes) {
-        Cow::Owned(text) if !text.contains(".version") => None,
-        text => Some(text),
+    if let Ok(text) = core::str::from_utf8(bytes) {
+        return Some(text.into());
     }
+    let text = String::from_utf8_lossy(bytes);
+    text.contains(".version").then_some(text)
 }
 
 /// Parses a text. Equal texts are parsed once, for as long as they are among the last few.
@@ -138,7 +140,8 @@ pub(crate) fn cannot_run(name: &str, error: &PtxError) -> String {
 }
 
 static PARSED: Mutex<VecDeque<(String, Arc<Module>)>> = Mutex::new(VecDeque::new());
-const PARSED_MAX: usize = 64;
+/// Each type of expression has a text of its own.
+const PARSED_MAX: usize = 512;
 
 /// The compute capability of the device, as `major * 10 + minor`.
 pub(crate) const COMPUTE_CAPABILITY: u32 = 90;
