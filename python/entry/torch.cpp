@@ -4,6 +4,7 @@
  * (gpumem/torch.py), and `gpumem_torch_set_exceptions` checks that they fit before the first use. */
 
 #include "gpumem.h"
+#include "lines.hpp"
 
 #include <cxxabi.h>
 
@@ -93,7 +94,11 @@ std::string size_text(std::uint64_t bytes) {
     status.struct_size = sizeof status;
     if (pool != nullptr && gpumem_pool_status(pool, &status) == GPUMEM_SUCCESS)
         text += ". GPU " + std::to_string(device) + " has a total capacity of " + size_text(status.device_total_bytes);
-    raise(exceptions.out_of_memory, text + ".\n" + report);
+    text += ".\n" + report;
+    if (!lines::is_on.load(std::memory_order_relaxed))
+        text += "\n  → `python -m gpumem run --stacks`, or stacks=True of gpumem.torch.install, names the lines of the program that hold memory";
+    text += "\n  → `with gpumem.torch.offload():` around a forward pass keeps what autograd saves in host memory while the device is short of it";
+    raise(exceptions.out_of_memory, text);
 }
 
 void check(gpumem_result result) {
@@ -272,6 +277,15 @@ EXPORTED void gpumem_torch_set_options(const char *conf, const char *trace_path,
 /* The device's pool, which the first call makes; the text of an error is `gpumem_last_error_as`. */
 EXPORTED gpumem_result gpumem_torch_pool(int device, gpumem_pool **pool) { return find_pool(device, pool); }
 
+/* The device's pool, null before its first use. */
+EXPORTED gpumem_pool *gpumem_torch_made_pool(int device) {
+    return device < 0 || device >= DEVICES_MAX ? nullptr : pools[device].load(std::memory_order_acquire);
+}
+
+/* From now on each allocation counts for its line of Python. A line of the text is a folder of files, after a `+` for those of packages,
+ * which count if no line of the program is running, or a `-` for those that do not. Null: no longer. */
+EXPORTED void gpumem_torch_name_lines(const char *folders) { lines::name(folders); }
+
 /* Allocates from a pool of the device on this thread from now on; null for the device's own. Returns the one of before. */
 EXPORTED gpumem_pool *gpumem_torch_use_pool(int device, gpumem_pool *pool) {
     if (device < 0 || device >= DEVICES_MAX) return nullptr;
@@ -400,12 +414,16 @@ gpumem_result note_capture(const KnownStream &known) {
 
 gpumem_result allocate(std::size_t size, int device, RawStream raw, void **address) {
     if (size == 0) return GPUMEM_SUCCESS;
-    return with_stream(raw, device, [=](KnownStream &known) {
+    /* Before any lock is taken: it takes Python's. */
+    const lines::Line line;
+    return with_stream(raw, device, [=, &line](KnownStream &known) {
         gpumem_result result = GPUMEM_SUCCESS;
         if (open_count.load(std::memory_order_acquire) != 0) result = note_capture(known);
         if (result != GPUMEM_SUCCESS) return result;
         gpumem_pool *used = used_pools[known.device];
-        return gpumem_alloc(used == nullptr ? known.pool : used, size, known.stream, address);
+        gpumem_pool *chosen = used == nullptr ? known.pool : used;
+        const lines::Scope scope(chosen, line);
+        return gpumem_alloc(chosen, size, known.stream, address);
     });
 }
 

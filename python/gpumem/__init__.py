@@ -93,6 +93,13 @@ __version__ = version_text(library.gpumem_version())
 _log = logging.getLogger("gpumem")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext gpumem` in a notebook."""
+    from ._notebook import load
+
+    load(shell)
+
+
 def record_use(address: int, stream: Stream) -> None:
     """Records that work on another stream uses a pool's memory, such as an array's. The free waits, on the device, for that work."""
     check(library.gpumem_record_use(check_size("address", address), _handle_of(stream)))
@@ -237,6 +244,10 @@ class Pool(_Owner):
     def status_text(self) -> str:
         """The pool's counters as text."""
         return self._written(library.gpumem_pool_status_text)
+
+    def status_json(self) -> str:
+        """The pool's counters as JSON, those of tags and streams included."""
+        return self._written(library.gpumem_pool_status_json)
 
     def explain_refusal(self, size: SupportsIndex) -> str:
         """The report of a request that the driver has refused to another library, which allocates from this pool: the memory in use and

@@ -1,4 +1,5 @@
-"""`python -m gpumem`: the command `gpumem`, which reads, replays and draws records of GPU allocations. `python -m gpumem --help` lists what it does."""
+"""`python -m gpumem`: runs Python programs on gpumem (`run`), and is the command `gpumem`, which reads, replays and draws records of GPU
+allocations. `python -m gpumem --help` lists what it does."""
 
 import os
 import sys
@@ -6,6 +7,11 @@ from pathlib import Path
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["run"]:
+        from . import _run
+
+        if _run.runs_python(sys.argv[2:]):
+            return _run.main(sys.argv[2:])
     program = Path(__file__).parent / "bin" / "gpumem"
     try:
         # The name that usage texts show, and the commands that it advises.

@@ -260,6 +260,7 @@ def _declare() -> None:
         "gpumem_pool_flush_trace": (handle, ctypes.c_uint64),
         "gpumem_pool_status": (handle, ctypes.POINTER(Status._structure)),
         "gpumem_pool_status_text": (handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
+        "gpumem_pool_status_json": (handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
         "gpumem_pool_explain_refusal": (
             handle, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t),
         ),

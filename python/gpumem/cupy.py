@@ -10,6 +10,7 @@ import ctypes
 import threading
 from typing import Any
 
+import _gpumem_start
 import cupy
 import cupy_backends.cuda.stream
 
@@ -19,6 +20,8 @@ from ._native import CUPY, ERRORS, FOLDER, Unsupported, check, keep, library
 __all__ = ["OutOfMemoryError", "allocator", "install", "memory_pool", "set_options"]
 
 _is_installed = False
+# True if `install` was called for the program, which may still call it once to set options.
+_is_automatic = False
 _options: dict[str, Any] = {}
 _pools: dict[int, Pool] = {}
 # The default stream of each device. The C++ entry has its handle, which lasts as long as the process.
@@ -43,14 +46,15 @@ def install(**options: Any) -> None:
     """Makes gpumem CuPy's allocator. The options are those of `gpumem.Pool`; the environment sets the others.
 
     The pool is the device's default pool in this process, so PyTorch and RMM on gpumem use it too. Whichever of them comes first sets
-    its options.
+    its options. In a process of `python -m gpumem run`, GPUMEM_INSTALL or `%load_ext gpumem`, gpumem is installed already, and the first call
+    sets options.
     """
-    global _is_installed
-    if _is_installed:
+    global _is_installed, _is_automatic
+    if _is_installed and not _is_automatic:
         raise Error("gpumem is installed already; set options in the first call")
     set_options(**options)
     cupy.cuda.set_allocator(allocator)
-    _is_installed = True
+    _is_installed, _is_automatic = True, False
 
 
 def set_options(**options: Any) -> None:
@@ -71,6 +75,10 @@ def memory_pool(device: int | None = None) -> Pool:
                 pool = Pool._default(ordinal, CUPY, **_options)
                 _use(ordinal, pool)
     return pool
+
+
+def _made_pools() -> dict[int, Pool]:
+    return _pools
 
 
 def _use(ordinal: int, pool: Pool) -> None:
@@ -152,3 +160,16 @@ _functions = cupy.cuda.CFunctionAllocator(0, _address(_entry.gpumem_cupy_alloc),
 
 allocator = _functions.malloc if _THROWS else _checked
 """Allocates for CuPy: an argument of `cupy.cuda.using_allocator`, for one thread and part of a program."""
+
+
+def _install_at_start() -> None:
+    """Installs in a process of which `python -m gpumem run`, GPUMEM_INSTALL or a notebook asks it."""
+    global _is_automatic
+    request = _gpumem_start.request()
+    if request is None or request.error or "cupy" not in request.libraries or _is_installed:
+        return
+    install()
+    _is_automatic = True
+
+
+_install_at_start()

@@ -6,14 +6,17 @@ its segments from gpumem, for allocations inside the block. docs/how-to/from-pyt
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, SupportsIndex, Union
 
+import _gpumem_start
 import torch
 
 from . import Pool, _out_of_memory_function
@@ -62,11 +65,15 @@ _SYMBOLS = (
 
 _entry: Any = None
 _installed: Any = None
+# True if `install` was called for the program, which may still call it once to set options.
+_is_automatic = False
 # By ordinal, what `offload` keeps.
 _homes: dict[int, _Home] = {}
 _segments: Any = None
 # By thread and device, the parts that `part` has entered and not left.
 _used = threading.local()
+# By device, the peaks of allocated and reserved memory up to the last `reset_peak_memory_stats`.
+_peaks: dict[int, tuple[int, int]] = {}
 # By device, the counts at the last `reset_accumulated_memory_stats`.
 _accumulated: dict[int, tuple[int, int, int, int]] = {}
 
@@ -75,6 +82,8 @@ _Path = Union[str, bytes, "os.PathLike[Any]", None]
 
 # A fraction of 0 sets it (entry/torch.cpp).
 _LIMIT_MIN = 2 << 20
+# The devices that entry/torch.cpp serves.
+_DEVICES_MAX = 64
 
 
 def install(
@@ -86,6 +95,7 @@ def install(
     trace: _Path = None,
     on_out_of_memory: Callable[[str], object] | None = None,
     statistics: bool = True,
+    stacks: bool = False,
 ) -> None:
     """Makes gpumem the allocator of this process's CUDA tensors. Call it before the first of them.
 
@@ -94,10 +104,18 @@ def install(
     `statistics`, torch.cuda.memory_stats, memory_allocated, memory_reserved, their peaks and memory_summary report gpumem's figures;
     PyTorch has none for other allocators.
 
-    Raises `gpumem.Unsupported` for a PyTorch version that gpumem does not support, and RuntimeError if PyTorch has already allocated.
+    With `stacks`, each tensor counts for the line of Python that allocates it, in reports and in `status_text`: the innermost line of the
+    program itself, or of a package other than PyTorch. The lines take the place of the program's own scopes. Each allocation takes
+    Python's lock, as with PyTorch's memory history.
+
+    In a process of `python -m gpumem run`, GPUMEM_INSTALL or `%load_ext gpumem`, gpumem is installed already, and the first call sets
+    options.
+
+    Raises `gpumem.Unsupported` for a PyTorch version that gpumem does not support, and `gpumem.WrongState` if PyTorch has already
+    allocated.
     """
-    global _installed
-    if _installed is not None:
+    global _installed, _is_automatic
+    if _installed is not None and not _is_automatic:
         raise Error("gpumem is installed already; set options in the first call")
     entry = _load()
     options = {
@@ -110,7 +128,14 @@ def install(
     }
     given = {name: value for name, value in options.items() if value is not None}
     if given:
+        if _is_automatic and _made_pools():
+            raise WrongState("a pool exists already, and its options cannot change; call install() before the first CUDA tensor")
         set_options(**given)  # type: ignore[arg-type]
+    if stacks:
+        _name_lines(entry)
+    if _is_automatic:
+        _is_automatic = False
+        return
     allocator = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc"), _address("gpumem_torch_free"))
     for setter, function in (
         ("set_reset_fn", "gpumem_torch_empty_cache"),
@@ -123,7 +148,13 @@ def install(
         if not hasattr(allocator, setter):
             raise Unsupported(f"PyTorch {torch.__version__} has no {setter} for allocators; {_TESTED}")
         getattr(allocator, setter)(_address(function))
-    torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
+    try:
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
+    except RuntimeError as error:
+        raise WrongState(
+            f"PyTorch's own allocator has memory already ({str(error).splitlines()[0]}); call install() before the first CUDA tensor, in a "
+            "notebook after a restart of its kernel"
+        ) from error
     _installed = (entry, allocator)
     if statistics:
         _replace_statistics()
@@ -283,7 +314,10 @@ def memory_fraction(device: _Device = None) -> float:
 
 def reset_peak_memory_stats(device: _Device = None) -> None:
     """Resets the peaks of `memory_stats`."""
-    memory_pool(device).reset_peaks()
+    chosen, ordinal = memory_pool(device), _ordinal(device)
+    status, before = chosen.status(), _peaks.get(ordinal, (0, 0))
+    _peaks[ordinal] = (max(status.in_use_peak_bytes, before[0]), max(status.reserved_peak_bytes, before[1]))
+    chosen.reset_peaks()
 
 
 def reset_accumulated_memory_stats(device: _Device = None) -> None:
@@ -349,6 +383,9 @@ def _load() -> Any:
     entry.gpumem_torch_set_options.argtypes = (*(ctypes.c_char_p,) * 5, *(ctypes.c_void_p,) * 2)
     entry.gpumem_torch_set_options.restype = None
     entry.gpumem_torch_pool.argtypes = (ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+    entry.gpumem_torch_made_pool.argtypes, entry.gpumem_torch_made_pool.restype = (ctypes.c_int,), ctypes.c_void_p
+    entry.gpumem_torch_name_lines.argtypes = (ctypes.c_char_p,)
+    entry.gpumem_torch_name_lines.restype = None
     entry.gpumem_torch_use_pool.argtypes = (ctypes.c_int, ctypes.c_void_p)
     entry.gpumem_torch_use_pool.restype = ctypes.c_void_p
     entry.gpumem_torch_retire.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -359,6 +396,23 @@ def _load() -> Any:
         raise Unsupported(f"the exceptions of PyTorch {torch.__version__} are not those that gpumem knows; {_TESTED}")
     _entry = entry
     return entry
+
+
+def _made_pools() -> dict[int, Pool]:
+    """The pools that tensors were allocated from, by device."""
+    handles = {ordinal: _entry.gpumem_torch_made_pool(ordinal) for ordinal in range(_DEVICES_MAX)} if _entry is not None else {}
+    return {ordinal: Pool._of(ctypes.c_void_p(handle)) for ordinal, handle in handles.items() if handle}
+
+
+def _name_lines(entry: Any) -> None:
+    """Has each allocation count for its line of Python. Files of packages (+) are named if no line of the program is running, and those
+    of PyTorch, gpumem and Python itself (-) are not. The longest folder decides."""
+    paths, packages = sysconfig.get_paths(), Path(torch.__file__).parents[1]
+    folders = {f"+{folder}" for folder in (paths["purelib"], paths["platlib"], packages)}
+    folders |= {f"-{folder}" for folder in (paths["stdlib"], paths["platstdlib"], packages / "torch", Path(__file__).parent)}
+    entry.gpumem_torch_name_lines("\n".join(sorted(folders)).encode())
+    # While Python ends, threads that ask for its lock end with it.
+    atexit.register(entry.gpumem_torch_name_lines, None)
 
 
 def _check_versions(compiled: int, loaded: int) -> None:
@@ -386,3 +440,16 @@ def _exceptions() -> list[int | None]:
 
 def _address(name: str) -> int | None:
     return ctypes.cast(getattr(_load(), name), ctypes.c_void_p).value
+
+
+def _install_at_start() -> None:
+    """Installs in a process of which `python -m gpumem run`, GPUMEM_INSTALL or a notebook asks it."""
+    global _is_automatic
+    request = _gpumem_start.request()
+    if request is None or request.error or "torch" not in request.libraries or _installed is not None:
+        return
+    install(stacks=request.has_stacks)
+    _is_automatic = True
+
+
+_install_at_start()

@@ -13,6 +13,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <typeinfo>
 
 namespace {
@@ -105,7 +106,21 @@ PyType_Spec allocator_spec = {"standin.CFunctionAllocator", sizeof(Allocator), 0
 void *(*torch_malloc)(std::size_t, int, void *);
 void (*torch_free)(void *, std::size_t, int, void *);
 
-void *call_torch_malloc(void *, std::size_t size, int ordinal) { return torch_malloc(size, ordinal, reinterpret_cast<void *>(current)); }
+/* True if allocations are made without the interpreter's lock, as PyTorch's operations make them. */
+bool releases = false;
+
+/* While it lives, the thread is without the lock. */
+struct Released {
+    PyThreadState *state = releases ? PyEval_SaveThread() : nullptr;
+    ~Released() {
+        if (state != nullptr) PyEval_RestoreThread(state);
+    }
+};
+
+void *call_torch_malloc(void *, std::size_t size, int ordinal) {
+    const Released released;
+    return torch_malloc(size, ordinal, reinterpret_cast<void *>(current));
+}
 
 void call_torch_free(void *, void *address, int ordinal) { torch_free(address, 1, ordinal, nullptr); }
 
@@ -117,6 +132,23 @@ PyObject *torch_allocator(PyObject *module, PyObject *arguments) {
     torch_free = reinterpret_cast<decltype(torch_free)>(free);
     return PyObject_CallMethod(module, "CFunctionAllocator", "iKKO", 0, reinterpret_cast<unsigned long long>(call_torch_malloc),
                                reinterpret_cast<unsigned long long>(call_torch_free), Py_None);
+}
+
+/* Allocates in a thread of C++ that has a state of the interpreter and runs no code of it. Returns the address. */
+PyObject *malloc_in_thread(PyObject *, PyObject *argument) {
+    const std::size_t size = PyLong_AsSize_t(argument);
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    void *address = nullptr;
+    Py_BEGIN_ALLOW_THREADS
+    std::thread([&] {
+        const PyGILState_STATE held = PyGILState_Ensure();
+        PyThreadState *const state = PyEval_SaveThread();
+        address = torch_malloc(size, device, reinterpret_cast<void *>(current));
+        PyEval_RestoreThread(state);
+        PyGILState_Release(held);
+    }).join();
+    Py_END_ALLOW_THREADS
+    return PyLong_FromVoidPtr(address);
 }
 
 /* PyTorch's constructor of exceptions, with a class of the standard library. */
@@ -186,6 +218,11 @@ PyObject *set_device(PyObject *, PyObject *ordinal) {
 
 PyObject *get_device(PyObject *, PyObject *) { return PyLong_FromLong(device); }
 
+PyObject *set_releases(PyObject *, PyObject *value) {
+    releases = PyObject_IsTrue(value) != 0;
+    return none();
+}
+
 PyObject *set_catches(PyObject *, PyObject *value) {
     catches = PyObject_IsTrue(value) != 0;
     return none();
@@ -211,6 +248,8 @@ PyObject *request_at_exit(PyObject *, PyObject *arguments) {
 
 PyMethodDef functions[] = {{"request_at_exit", request_at_exit, METH_VARARGS, nullptr},
                            {"torch_allocator", torch_allocator, METH_VARARGS, nullptr},
+                           {"malloc_in_thread", malloc_in_thread, METH_O, nullptr},
+                           {"set_releases", set_releases, METH_O, nullptr},
                            {"torch_exceptions", torch_exceptions, METH_NOARGS, nullptr},
                            {"set_stream", set_stream, METH_O, nullptr},
                            {"set_device", set_device, METH_O, nullptr},

@@ -35,6 +35,21 @@ def missing():
     return ""
 
 
+@functools.cache
+def torch_folder():
+    """Makes a folder with a package `torch` that stands for PyTorch (torch_standin), and returns it, for PYTHONPATH."""
+    assert not missing()
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    libraries = Path(folder.name) / "torch" / "lib"
+    libraries.mkdir(parents=True)
+    shutil.copy(FOLDER / "torch_standin" / "__init__.py", libraries.parent)
+    command = ["c++", "-std=c++17", "-O1", "-fPIC", "-shared", str(FOLDER / "torch_standin" / "c10.cpp"), "-o", str(libraries / "libc10.so")]
+    subprocess.run(command, check=True)
+    shutil.copy(libraries / "libc10.so", libraries / "libc10_cuda.so")
+    return folder.name
+
+
 class TheirOutOfMemoryError(MemoryError):
     """CuPy's class."""
 

@@ -43,7 +43,7 @@ class ForkTest(unittest.TestCase):
 context = multiprocessing.get_context("fork")
 def work(results):
     calls = [
-        lambda: pool.alloc(4096, stream), lambda: pool.alloc(3 << 20, stream), pool.status, pool.status_text, pool.trim, pool.stream,
+        lambda: pool.alloc(4096, stream), lambda: pool.alloc(3 << 20, stream), pool.status, pool.status_text, pool.status_json, pool.trim, pool.stream,
         stream.synchronize, lambda: block.record_use(stream), gpumem.Pool, gpumem.Pool.for_device, lambda: pool.part("a"),
         pool.scope("a").__enter__, lambda: pool.on_shortage("a", print), lambda: pool.set_hard_limit("50%"),
         lambda: pool.set_soft_limit("50%"), pool.sleep, pool.wake, pool.reclaim, pool.reset_peaks, pool.flush_trace,
@@ -60,7 +60,7 @@ print(results.get(timeout=60))
 worker.join(60)
 print(worker.exitcode, pool.alloc(4096, stream).address != 0)
 """)
-        self.assertEqual(found, ["27", "0", "True"])
+        self.assertEqual(found, ["28", "0", "True"])
 
     @unittest.skipUnless(os.environ.get("GPUMEM_DRIVER") == "drop-in", "modules of their names stand in for the libraries")
     @unittest.skipIf(standin.missing(), standin.missing())

@@ -1,6 +1,7 @@
 """The allocator for PyTorch: its functions with the installed PyTorch on the simulator, and whole programs on a GPU."""
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -169,6 +170,17 @@ class FunctionsTest(unittest.TestCase):
         with self.assertRaisesRegex(torch.OutOfMemoryError, "Tried to allocate more than 1EB memory"):
             self.alloc((1 << 60) + 1)
         self.free(self.alloc(1 << 30))
+
+    def test_a_tensor_counts_for_its_line(self):
+        self.module._name_lines(self.entry)
+        try:
+            address = self.alloc(MIB)
+        finally:
+            self.entry.gpumem_torch_name_lines(None)
+        tags = {tag["tag"]: tag["in_use_bytes"] for tag in json.loads(self.pool.status_json())["tags"]}
+        (name,) = (name for name in tags if name.startswith("test_torch.py:") and name.endswith(" alloc"))
+        self.assertEqual(tags[name], MIB)
+        self.free(address)
 
     def test_segments_are_null_without_memory(self):
         segment = self.entry.gpumem_torch_alloc_segment

@@ -31,8 +31,8 @@ class WheelTest(unittest.TestCase):
     def test_its_name_is_not_that_of_the_other_tool(self):
         self.assertEqual(self.metadata["Name"], "gpumem-pool")
         self.assertEqual(self.metadata["Version"], gpumem.__version__)
-        # One module, and no command.
-        self.assertEqual({name.split("/")[0] for name in self.names}, {"gpumem", self.folder})
+        # One module, what Python reads when it starts, and no command.
+        self.assertEqual({name.split("/")[0] for name in self.names}, {"gpumem", "gpumem.pth", "_gpumem_start.py", self.folder})
         self.assertNotIn(f"{self.folder}/entry_points.txt", self.names)
 
     def test_it_states_its_licences_and_where_its_documentation_is(self):
@@ -47,6 +47,14 @@ class WheelTest(unittest.TestCase):
     def test_it_has_what_it_needs(self):
         for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so", "lib/libgpumem_cupy.so", "lib/libgpumem_python.so"):
             self.assertIn(f"gpumem/{name}", self.names)
+
+    def test_python_reads_one_line_when_it_starts(self):
+        text = self.wheel.read("gpumem.pth").decode()
+        self.assertEqual(text, (Path(__file__).parents[1] / "gpumem.pth").read_text())
+        (line,) = text.splitlines()
+        # Python runs lines that begin so, and takes others for folders.
+        self.assertTrue(line.startswith("import os; "), line)
+        compile(line, "gpumem.pth", "exec")
 
     def test_the_command_knows_the_version_of_pytorch(self):
         root = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
             block.record_use(other)
         peak: int = scope.usage.peak_bytes
         status: gpumem.Status = pool.status()
-        text: str = f"{status.in_use_bytes} {pool.status_text()} {address} {peak} {version} {gpumem.__version__}"
+        text: str = f"{status.in_use_bytes} {pool.status_text()} {pool.status_json()} {address} {peak} {version} {gpumem.__version__}"
         pool.set_soft_limit("50%")
         pool.sleep(keep="nothing")
         pool.wake()

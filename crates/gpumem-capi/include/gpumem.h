@@ -918,6 +918,18 @@ enum gpumem_result gpumem_pool_status_text(struct gpumem_pool *pool,
                                            size_t *length_bytes);
 
 /*
+ Writes a pool's counters as JSON, those of its tags and streams included. The text is written like that of `gpumem_pool_status_text`.
+
+ # Safety
+
+ `text` is null or points to `capacity_bytes`; `length_bytes` is null or points to a place.
+ */
+enum gpumem_result gpumem_pool_status_json(struct gpumem_pool *pool,
+                                           char *text,
+                                           size_t capacity_bytes,
+                                           size_t *length_bytes);
+
+/*
  Writes the report of a request that the driver has refused to another library, which allocates from this pool
  (`gpumem_pool_make_current`): the memory in use and its holders, the limits, and advice. It describes the state at the call; no request
  is made. The text is written like that of `gpumem_pool_status_text`, with the names of an interface, such as `GPUMEM_INTERFACE_C`.

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         let _ = writeln!(
             text,
             "  {} nothing is recorded: the program {}built no pool from the environment (Pool::from_env in Rust, GPUMEM_FROM_ENVIRONMENT in C, \
-             gpumem.torch.install() in Python)",
+             gpumem.torch.install() or GPUMEM_INSTALL=torch in Python)",
             styled(NOTE, "note"),
             if code == 0 { "" } else { "ended before, or " }
         );

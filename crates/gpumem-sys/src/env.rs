@@ -22,11 +22,19 @@ pub struct Variable {
     pub meaning: &'static str,
 }
 
-/// The variables that this crate reads.
-pub const VARIABLES: &[Variable] = &[Variable {
-    name: "GPUMEM_DRIVER",
-    meaning: "`cuda` (default), `drop-in` or `sim`: NVIDIA's driver, the simulator as libcuda.so.1, or the simulator in programs with the crate `gpumem-sim`",
-}];
+/// The variables that this crate reads, and the one that the Python package reads, which has no crate.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "GPUMEM_DRIVER",
+        meaning: "`cuda` (default), `drop-in` or `sim`: NVIDIA's driver, the simulator as libcuda.so.1, or the simulator in programs with the crate `gpumem-sim`",
+    },
+    Variable {
+        name: "GPUMEM_INSTALL",
+        meaning: "`torch`, `cupy` or both with a comma, and with them `stacks` and `summary`; default none: for Python, where the wheel is installed: \
+                  the libraries that allocate from gpumem as soon as a program imports them, whether tensors count for the line of Python that \
+                  allocates them, and whether the process says at its end where its memory went",
+    },
+];
 
 /// Names of crates above this one. They are accepted before their crate has registered them, because a program may choose its driver
 /// first, and in programs without that crate. A name that ends with `_` is a prefix: it stands for all names that begin with it,

@@ -1,11 +1,11 @@
-//! A pool's counters, as a structure and as text.
+//! A pool's counters, as a structure, as text and as JSON.
 
 #![allow(non_camel_case_types)]
 
 use super::arguments::{self, Versioned, check, put_text};
 use super::interface_of;
 use super::pools::{self, gpumem_pool};
-use crate::error::{gpumem_result, guarded};
+use crate::error::{Failure, gpumem_result, guarded};
 use ::gpumem_pool::{Interface, Status};
 use core::ffi::c_char;
 
@@ -60,6 +60,27 @@ pub unsafe extern "C" fn gpumem_pool_status_text(
         let found = pools::with(pool, |entry| Ok(entry.pool.status()?))?;
         // SAFETY: the caller promises the places.
         unsafe { put_text(&found.to_string(), text, capacity_bytes, length_bytes) }
+    })
+}
+
+/// Writes a pool's counters as JSON, those of its tags and streams included. The text is written like that of `gpumem_pool_status_text`.
+///
+/// # Safety
+///
+/// `text` is null or points to `capacity_bytes`; `length_bytes` is null or points to a place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_status_json(
+    pool: *mut gpumem_pool,
+    text: *mut c_char,
+    capacity_bytes: usize,
+    length_bytes: *mut usize,
+) -> gpumem_result {
+    guarded(|| {
+        let found = pools::with(pool, |entry| Ok(entry.pool.status()?))?;
+        let json = serde_json::to_string(&found)
+            .map_err(|error| Failure::state(format!("the counters cannot be written as JSON: {error}")))?;
+        // SAFETY: the caller promises the places.
+        unsafe { put_text(&json, text, capacity_bytes, length_bytes) }
     })
 }
 

@@ -120,6 +120,8 @@ static void limits_and_reports(void) {
     CHECK(strlen(text) == length && strstr(text, "backend: caching") != NULL);
     OK(gpumem_pool_status_text(pool, tiny, sizeof tiny, NULL));
     CHECK(strlen(tiny) == 7 && strncmp(tiny, text, 7) == 0);
+    OK(gpumem_pool_status_json(pool, tiny, sizeof tiny, &length));
+    CHECK(length > 100 && strncmp(tiny, "{", 1) == 0);
     OK(gpumem_pool_destroy(pool));
     OK(gpumem_pool_destroy(full));
     OK(gpumem_stream_destroy(stream));

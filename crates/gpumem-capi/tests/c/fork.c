@@ -91,6 +91,7 @@ static void be_a_child(void) {
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_end_current(pool));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status(pool, &status));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status_text(pool, text, sizeof text, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status_json(pool, text, sizeof text, NULL));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_explain_refusal(pool, MIB, GPUMEM_INTERFACE_C, text, sizeof text, NULL));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_reset_peaks(pool));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_trim(pool, 0, NULL));
