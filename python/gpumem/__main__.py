@@ -12,6 +12,10 @@ def main() -> None:
 
         if _run.runs_python(sys.argv[2:]):
             return _run.main(sys.argv[2:])
+    if sys.argv[1:2] == ["fit"]:
+        from ._fit.command import main as fit
+
+        raise SystemExit(fit(sys.argv[2:]))
     program = Path(__file__).parent / "bin" / "gpumem"
     try:
         # The name that usage texts show, and the commands that it advises.
