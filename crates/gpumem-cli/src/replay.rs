@@ -217,6 +217,8 @@ struct Answer<'a> {
     most: Option<&'a Most>,
     /// The event of the first request that was refused.
     refused: Option<usize>,
+    /// The event of the first request that is refused if streams finish with the blocks of others as late as they can.
+    refused_late: Option<usize>,
     /// The answer to --max-peak and --baseline.
     is_within: Option<bool>,
 }
@@ -226,17 +228,21 @@ impl<'a> Answer<'a> {
     fn of(args: &'a Args, trace: &'a Trace, file: &'a Path, most: Option<&'a Most>) -> Result<Self> {
         let setup = args.setup(trace);
         let result = args.attempt(trace, &setup)?;
-        let (refused, peak_bytes) = match &result {
-            Ok(outcome) => (outcome.first_refusal, Some(outcome.peak_reserved_bytes)),
-            Err(refused) => (Some(refused.event.min(trace.events().len() - 1)), None),
+        let refused = first_refused(trace, &result);
+        let peak_bytes = result.as_ref().ok().map(|outcome| outcome.peak_reserved_bytes);
+        let may_differ = refused.is_none() && setup.hard_limit.is_some() && trace.has_late_frees();
+        let refused_late = if may_differ {
+            first_refused(trace, &args.attempt(trace, &Setup { are_frees_late: true, ..setup.clone() })?)
+        } else {
+            None
         };
         let is_known = trace.open_end().is_none() || args.accept_open_end;
         let is_within = most.map(|most| is_known && peak_bytes.is_some_and(|bytes| bytes <= most.bytes));
-        Ok(Self { args, trace, file, setup, result, most, refused, is_within })
+        Ok(Self { args, trace, file, setup, result, most, refused, refused_late, is_within })
     }
 
     fn is_good(&self) -> bool {
-        self.refused.is_none() && self.is_within != Some(false)
+        self.refused.or(self.refused_late).is_none() && self.is_within != Some(false)
     }
 
     /// The answer, the settings and figures, and who holds the memory.
@@ -244,8 +250,15 @@ impl<'a> Answer<'a> {
         let Self { args, trace, file, setup, result, most, .. } = self;
         let (name, total) = (Shown::name(trace.name()), request_count(trace, trace.events().len()));
         let limit = args.limit_text(trace, setup);
-        let mut text = match (self.refused, result) {
-            (None, Ok(outcome)) => {
+        let mut text = match (self.refused, self.refused_late, result) {
+            (None, Some(event), _) => format!(
+                "{name}: {} {limit}: request {} of {}, {}, is refused if other streams finish later than in the record\n",
+                styled(BAD, "may not fit in"),
+                count(request_count(trace, event) + 1),
+                count(total),
+                request(trace, event)
+            ),
+            (None, None, Ok(outcome)) => {
                 let whole = if trace.open_end().is_some() { "what is recorded fits" } else { "fits" };
                 let on = if limit.starts_with("a device") { "on" } else { "in" };
                 format!(
@@ -255,7 +268,7 @@ impl<'a> Answer<'a> {
                     counted(total, "request")
                 )
             }
-            (Some(event), _) => {
+            (Some(event), ..) => {
                 let number = request_count(trace, event) + 1;
                 let again = if matches!(trace.events()[event], Event::Refused { .. }) {
                     ", as in the program"
@@ -274,7 +287,7 @@ impl<'a> Answer<'a> {
                 )
             }
             // An error has an event.
-            (None, Err(_)) => String::new(),
+            (None, None, Err(_)) => String::new(),
         };
         if let (Some(most), Ok(outcome)) = (most, result) {
             let peak_bytes = outcome.peak_reserved_bytes;
@@ -313,18 +326,18 @@ impl<'a> Answer<'a> {
             );
         }
         text += &recorded(trace);
-        let (at, heading) = match self.refused {
+        let (at, heading) = match self.refused.or(self.refused_late) {
             Some(event) => (event, format!("held when it is refused, at {}", moment(trace, event))),
             None => (peak + 1, "held at the peak".into()),
         };
-        let growth = trace.growth(self.refused.unwrap_or(trace.events().len()));
+        let growth = trace.growth(self.refused.or(self.refused_late).unwrap_or(trace.events().len()));
         let _ = writeln!(
             text,
             "\n{}\n{}",
             styled(HEADING, heading),
             holders_table(&trace.holders(at), &growth, ROWS)
         );
-        if self.refused.is_some() {
+        if self.refused.or(self.refused_late).is_some() {
             text += &next(&[(
                 format!("{} replay {} --find-limit", command_name(), shell(file)),
                 "the limit that it needs",
@@ -341,21 +354,34 @@ impl<'a> Answer<'a> {
             value["in_use_bytes"] = json!(report.map(|report| report.in_use_bytes));
             value["reserved_bytes"] = json!(report.map(|report| report.reserved_bytes));
         }
-        let at = self.refused.unwrap_or_else(|| trace.peak_event() + 1);
+        let at = self.refused.or(self.refused_late).unwrap_or_else(|| trace.peak_event() + 1);
         value["file"] = json!(file.to_string_lossy());
-        value["fits"] = json!(self.refused.is_none());
+        // Unknown if it depends on the time at which streams finish.
+        value["fits"] = match self.refused_late {
+            Some(_) => Value::Null,
+            None => json!(self.refused.is_none()),
+        };
         value["open_end"] = json!(trace.open_end().map(|end| end.to_string()));
         value["limit"] = json!(setup.hard_limit.map(|limit| limit.to_string()));
         value["device_bytes"] = json!((!args.gpu).then(|| args.machine().memory_bytes(trace)));
         value["settings"] = json!(settings(args, trace, setup));
         value["requests"] = json!(request_count(trace, trace.events().len()));
-        value["refused_event"] = json!(self.refused);
-        value["refused_request"] = json!(self.refused.map(|event| request_count(trace, event) + 1));
+        let refused = self.refused.or(self.refused_late);
+        value["refused_event"] = json!(refused);
+        value["refused_request"] = json!(refused.map(|event| request_count(trace, event) + 1));
         value["max_peak_bytes"] = json!(most.map(|most| most.bytes));
         value["is_within_max_peak"] = json!(self.is_within);
         value["holders"] = holders_json(trace, at);
-        value["growth"] = growth_json(trace, self.refused.unwrap_or(trace.events().len()));
+        value["growth"] = growth_json(trace, refused.unwrap_or(trace.events().len()));
         value
+    }
+}
+
+/// The event of the first request that a replay refuses.
+fn first_refused(trace: &Trace, result: &Result<Outcome, Refused>) -> Option<usize> {
+    match result {
+        Ok(outcome) => outcome.first_refusal,
+        Err(refused) => Some(refused.event.min(trace.events().len() - 1)),
     }
 }
 

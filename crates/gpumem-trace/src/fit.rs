@@ -1,7 +1,8 @@
 //! The settings that a program fits with: [`Candidate::attempt`] replays it with one backend and profile at a limit, [`best`] chooses
 //! among the attempts, and [`find_limit`] finds the smallest limit of one candidate.
 //!
-//! A program *fits* if every request is served, those included that were refused when it was recorded.
+//! A program *fits* if every request is served, those included that were refused when it was recorded. Within a limit it does so also if streams
+//! finish with the blocks of others as late as they can ([`Setup::are_frees_late`]).
 //!
 //! ```
 //! use gpumem_trace::fit::{CANDIDATES, best, find_limit};
@@ -212,7 +213,12 @@ pub fn find_limit_of<E: From<ReplayError>>(
     let mut attempt = |limit_bytes: Option<u64>| -> Result<Option<Outcome>, E> {
         on_replay(limit_bytes);
         let setup = Setup { hard_limit: limit_bytes.map(Limit::Bytes), ..setup.clone() };
-        Ok(Attempt::of(trace, &driver()?, &setup)?.fit().cloned())
+        let outcome = Attempt::of(trace, &driver()?, &setup)?.fit().cloned();
+        if limit_bytes.is_none() || outcome.is_none() || !trace.has_late_frees() {
+            return Ok(outcome);
+        }
+        let late = Setup { are_frees_late: true, ..setup };
+        Ok(Attempt::of(trace, &driver()?, &late)?.fit().and(outcome))
     };
     let Some(free) = attempt(None)? else { return Ok(None) };
     let live_bytes = trace.peaks().live_bytes.max(1);

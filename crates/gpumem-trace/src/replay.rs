@@ -117,7 +117,8 @@ impl Drop for Running {
 /// The pool gets the allocations and frees, and no work is queued. A block may be used again by its own stream from its free on, and by
 /// another stream after its [`Event::Complete`], or behind a wait that the pool inserts and that is counted: queries report that work is
 /// pending. (Queries inside of the driver's own pool are not intercepted.) At a hard limit the pool may wait for the device, which is
-/// counted too ([`Outcome::device_wait_count`]).
+/// counted too ([`Outcome::device_wait_count`]), and where it would refuse a request it gets the blocks that other streams still use, as a
+/// pool does that waits for them ([`Setup::are_frees_late`]).
 ///
 /// The driver is wrapped as by [`count_calls`](calls::count_calls).
 ///
@@ -155,7 +156,7 @@ pub fn replay(
     let (before, begin) = (calls::reading(), now());
     // The first pool of a device tries virtual memory, and gives it back once the write is complete.
     let pool = calls::while_idle(|| build(&device, setup))?;
-    let mut run = Run::new(trace, &pool, &streams, on_progress);
+    let mut run = Run::new(trace, &pool, &streams, setup.are_frees_late, on_progress);
     let (early, late) = trace.events().split_at(trace.events().len() / 2);
     run.events(early)?;
     let middle = calls::reading();
@@ -206,6 +207,11 @@ struct Run<'a, F> {
     pool: &'a Pool,
     streams: &'a Streams,
     blocks: Vec<Option<(Block, u16)>>,
+    /// The blocks that the program has freed while another stream used them.
+    used: Vec<u32>,
+    /// Those that are free in the record, if frees are late.
+    late: Vec<Block>,
+    are_frees_late: bool,
     /// The streams of the last allocations: the last one, and the last different one before it.
     named: [u16; 2],
     done_count: usize,
@@ -216,7 +222,13 @@ struct Run<'a, F> {
 }
 
 impl<'a, F: FnMut(u64)> Run<'a, F> {
-    fn new(trace: &'a Trace, pool: &'a Pool, streams: &'a Streams, on_progress: F) -> Self {
+    fn new(
+        trace: &'a Trace,
+        pool: &'a Pool,
+        streams: &'a Streams,
+        are_frees_late: bool,
+        on_progress: F,
+    ) -> Self {
         let mut blocks = Vec::new();
         blocks.resize_with(trace.slot_count() as usize, || None);
         Self {
@@ -224,6 +236,9 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
             pool,
             streams,
             blocks,
+            used: Vec::new(),
+            late: Vec::new(),
+            are_frees_late,
             named: [0; 2],
             done_count: 0,
             refusal_count: 0,
@@ -250,8 +265,7 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
     fn event(&mut self, event: &Event) -> Result<(), ReplayError> {
         match *event {
             Event::Alloc { slot, stream, size_bytes } => {
-                let block = self.pool.alloc(size_bytes, &self.streams.wrapped[usize::from(stream)]);
-                let block = block.map_err(|error| self.failed(error))?;
+                let block = self.alloc(size_bytes, stream).map_err(|error| self.failed(error))?;
                 self.blocks[slot as usize] = Some((block, stream));
                 if stream != self.named[0] {
                     self.named = [stream, self.named[0]];
@@ -264,26 +278,47 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
                 block => drop(block),
             },
             Event::Complete { slot } => {
-                if let Some((block, _)) = self.blocks[slot as usize].take() {
-                    // SAFETY: a replay queues no work on blocks.
-                    unsafe { block.free_completed() };
+                if let Some(at) = self.used.iter().position(|used| *used == slot) {
+                    self.used.swap_remove(at);
+                }
+                match self.blocks[slot as usize].take() {
+                    Some((block, _)) if self.are_frees_late => self.late.push(block),
+                    Some((block, _)) => complete(block),
+                    // A request has waited for it.
+                    None => {}
                 }
             }
             // The program went on without the block.
-            Event::Refused { stream, size_bytes } => {
-                match self.pool.alloc(size_bytes, &self.streams.wrapped[usize::from(stream)]) {
-                    Ok(block) => drop(block),
-                    Err(error) if error.is_out_of_memory() => {
-                        self.refusal_count += 1;
-                        self.first_refusal.get_or_insert(self.done_count);
-                    }
-                    Err(error) => return Err(self.failed(error)),
+            Event::Refused { stream, size_bytes } => match self.alloc(size_bytes, stream) {
+                Ok(block) => drop(block),
+                Err(error) if error.is_out_of_memory() => {
+                    self.refusal_count += 1;
+                    self.first_refusal.get_or_insert(self.done_count);
                 }
-            }
+                Err(error) => return Err(self.failed(error)),
+            },
             // The memory must not be reused yet, on its own stream neither, so the block is kept until `Complete`.
-            Event::FreeUsed { slot } => self.record(slot),
+            Event::FreeUsed { slot } => {
+                self.record(slot);
+                self.used.push(slot);
+            }
         }
         Ok(())
+    }
+
+    /// Allocates. A pool that is short of memory waits for the streams that use freed blocks.
+    fn alloc(&mut self, size_bytes: u64, stream: u16) -> Result<Block, PoolError> {
+        let stream = &self.streams.wrapped[usize::from(stream)];
+        let used =
+            |error: &PoolError| error.is_out_of_memory() && !(self.used.is_empty() && self.late.is_empty());
+        match self.pool.alloc(size_bytes, stream) {
+            Err(error) if used(&error) => {
+                let used = self.used.drain(..).filter_map(|slot| self.blocks[slot as usize].take());
+                used.map(|(block, _)| block).chain(self.late.drain(..)).for_each(complete);
+                self.pool.alloc(size_bytes, stream)
+            }
+            result => result,
+        }
     }
 
     /// Records the use of a block that is freed while another stream uses it. The trace does not name that stream, so this takes
@@ -300,6 +335,12 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
     fn failed(&self, error: PoolError) -> ReplayError {
         ReplayError::Event { name: self.trace.name().into(), event: self.done_count, error }
     }
+}
+
+/// Frees a block that no stream uses.
+fn complete(block: Block) {
+    // SAFETY: a replay queues no work on blocks.
+    unsafe { block.free_completed() };
 }
 
 /// The interval of progress reports: frequent enough for a progress bar, and too rare to affect the time.

@@ -147,6 +147,13 @@ impl Trace {
         &self.reserved
     }
 
+    /// True if blocks were freed while other streams used them, so that the memory that the program needs depends on the time at which those
+    /// finish.
+    #[must_use]
+    pub fn has_late_frees(&self) -> bool {
+        self.events.iter().any(|event| matches!(event, Event::FreeUsed { .. }))
+    }
+
     /// The sum of the streams' own peaks, including deferred frees: about the minimum to reserve if streams never wait for each
     /// other. (Memory that is free after its [`Event::Complete`] may move between streams and lower the minimum a little.)
     #[must_use]

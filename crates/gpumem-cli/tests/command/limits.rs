@@ -123,6 +123,22 @@ fn exits_with_its_pool_in_use() {
     std::process::exit(0);
 }
 
+/// A pool at its limit waits for the streams that use freed blocks, so a block may be free before the record has it free.
+#[test]
+fn blocks_that_other_streams_use_are_waited_for_within_a_limit() {
+    let scratch = Scratch::new("late");
+    let file = scratch.path("late.csv");
+    let block = 64 << 20;
+    let record =
+        format!("#{{\"format\":1}}\na,1,{block},0\na,2,4096,1\nf,1,0\na,3,{block},0\nc,1\nf,3,0\nf,2,1\n");
+    std::fs::write(&file, record).unwrap();
+    let said = gpumem(["replay", &file, "--limit", "66MiB"]);
+    assert!(said.code == 0 && said.out.contains("fits in 66.000 MiB"), "{said:?}");
+    let said = gpumem(["replay", &file, "--limit", "62MiB"]);
+    assert!(said.code == 1 && said.out.contains("does not fit in 62.000 MiB"), "{said:?}");
+    assert_eq!(find_limit(&file)["smallest_limit_bytes"], 66 << 20);
+}
+
 fn find_limit(file: &str) -> Value {
     let said = gpumem(["replay", file, "--find-limit", "--profile", "balanced", "--json"]);
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))

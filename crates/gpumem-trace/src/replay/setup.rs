@@ -81,6 +81,9 @@ pub struct Setup {
     pub waits: Waits,
     /// The owner of the streams.
     pub streams: StreamKind,
+    /// True if a block that another stream uses when it is freed becomes free only where a request would be refused otherwise, as in a program
+    /// whose host runs far ahead of the device. False: when it did in the record.
+    pub are_frees_late: bool,
     /// A clock that the driver itself has, for [`Outcome::driver_time`](crate::Outcome::driver_time). The simulator has one, with the
     /// prices of its device: `|driver| Sim::of(driver).map(Sim::host_time)`. Without it, or if it returns `None`, the host's clock
     /// measures each call.
