@@ -74,4 +74,7 @@ Start the program with GPUMEM_STATUS=on:
   gpumem top --json | jq '.processes[].pools[] | {name, in_use_bytes}'
   docker exec CONTAINER gpumem top --once
 
+A Rust program also needs the feature `status-socket` of gpumem, and a pool built from the environment: Pool::from_env,
+PoolBuilder::from_env or Gpu::open.
+
 Keys: up and down or j and k choose a pool, r starts and stops a recording of its process, d writes the flight record, q quits.";

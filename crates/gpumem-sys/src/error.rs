@@ -92,7 +92,8 @@ impl DriverError {
 pub enum LoadError {
     /// No driver library on this machine.
     #[error(
-        "no NVIDIA driver on this machine ({}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)",
+        "no NVIDIA driver on this machine ({}); install one, or set GPUMEM_DRIVER=sim in a program that calls `gpumem_sim::from_env`, \
+         which reads it",
         Shown::sentence(.reason)
     )]
     NoLibrary {
@@ -101,12 +102,14 @@ pub enum LoadError {
     },
     /// A driver is installed but finds no GPU.
     #[error(
-        "the NVIDIA driver finds no GPU ({0}); check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
+        "the NVIDIA driver finds no GPU ({0}); check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set GPUMEM_DRIVER=sim in a \
+         program that calls `gpumem_sim::from_env`, which reads it"
     )]
     NoDevice(DriverError),
     /// A driver is installed but does not initialise.
     #[error(
-        "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
+        "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim in a program that calls \
+         `gpumem_sim::from_env`, which reads it"
     )]
     Start(DriverError),
     /// The drop-in of this project does not start, because a variable of it is unknown or has an invalid value.
@@ -117,8 +120,8 @@ pub enum LoadError {
     StartDropIn(DriverError),
     /// The library with the driver's name is the drop-in of this project.
     #[error(
-        "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path, or set \
-         GPUMEM_DRIVER=drop-in to use it"
+        "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path, or, to use it, \
+         set GPUMEM_DRIVER=drop-in and call Driver::from_env, which reads it"
     )]
     Impostor,
     /// The library with the driver's name is not the drop-in of this project.

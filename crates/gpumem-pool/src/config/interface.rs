@@ -113,7 +113,9 @@ const NAMES: &[[&str; 3]] = &[
         "allocate before the capture begins, or after it ends"],
     ["Stream::new", "gpumem_stream_create", "Pool.stream"],
     ["Stream::from_raw_long_lived", "gpumem_stream_long_lived", "Pool.long_lived"],
-    ["set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)", SIMULATOR, SIMULATOR],
+    ["set GPUMEM_DRIVER=sim in a program that calls `gpumem_sim::from_env`, which reads it", SIMULATOR, SIMULATOR],
+    // C and Python always read the variable.
+    ["set GPUMEM_DRIVER=drop-in and call Driver::from_env, which reads it", "set GPUMEM_DRIVER=drop-in", "set GPUMEM_DRIVER=drop-in"],
     ["which `gpumem_sys::Driver::from_env` does not include; call `gpumem_sim::from_env` (crate gpumem-sim) instead",
         NO_SIMULATOR, NO_SIMULATOR],
     // The wheel has the command.
@@ -225,13 +227,10 @@ mod tests {
     #[test]
     fn a_missing_driver_is_explained_without_crates() {
         let missing = LoadError::NoLibrary { reason: "libcuda.so.1: not found".into() };
-        for error in [missing, LoadError::SimulatorRequested] {
+        for error in [missing, LoadError::SimulatorRequested, LoadError::Impostor] {
             for interface in OTHERS {
                 let text = interface.translate(&error.to_string());
-                assert!(
-                    text.contains("GPUMEM_DRIVER=drop-in") && !text.contains("crate gpumem-sim"),
-                    "{text}"
-                );
+                assert!(text.contains("GPUMEM_DRIVER=drop-in") && !text.contains("from_env"), "{text}");
             }
         }
     }
