@@ -16,10 +16,14 @@ def main() -> None:
         from ._fit.command import main as fit
 
         raise SystemExit(fit(sys.argv[2:]))
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["doctor"] and not any(argument.startswith("--python") for argument in arguments):
+        # It looks at the packages of this Python.
+        arguments += ["--python", sys.executable]
     program = Path(__file__).parent / "bin" / "gpumem"
     try:
         # The name that usage texts show, and the commands that it advises.
-        os.execv(program, ["python -m gpumem", *sys.argv[1:]])
+        os.execv(program, ["python -m gpumem", *arguments])
     except OSError as error:
         raise SystemExit(f"cannot start {program}: {error.strerror}; install the wheel again") from error
 

@@ -2,7 +2,7 @@
 
 use crate::table;
 use core::fmt::Write as _;
-use gpumem_trace::pool::Bytes;
+use gpumem_trace::pool::{BackendKind, Bytes};
 use gpumem_trace::{Event, Growth, HolderName, Holders, Trace};
 
 /// A holder in a sentence: tags in backticks.
@@ -12,6 +12,20 @@ pub(crate) fn named(holder: &HolderName) -> String {
         _ => holder.to_string(),
     }
 }
+
+/// Why a record has no requests, and advice.
+pub(crate) fn nothing_recorded(trace: &Trace) -> &'static str {
+    let real = trace.real_run();
+    let has_reserved = real.peak_reserved_bytes.is_some_and(|bytes| bytes > 0);
+    if has_reserved || real.settings().is_some_and(|settings| settings.backend == BackendKind::Native) {
+        "other libraries allocated from the driver's own pool, which is not recorded; allocate from gpumem's pool, in scopes, to see who holds memory"
+    } else {
+        "record the program from its beginning, with GPUMEM_TRACE=FILE"
+    }
+}
+
+/// A record of fewer events does not show whether something grows.
+pub(crate) const EVENTS_OF_A_TREND: usize = 256;
 
 /// `kv-cache` was growing …
 pub(crate) fn was_growing(trace: &Trace, growth: &Growth) -> String {

@@ -1,6 +1,6 @@
 //! Reads records: files, or what comes through a pipe, which can be read once only.
 
-use crate::describe::request_count;
+use crate::describe::{nothing_recorded, request_count};
 use crate::output::complain;
 use anyhow::{Context, Result, bail, ensure};
 use flate2::bufread::MultiGzDecoder;
@@ -84,7 +84,7 @@ pub(crate) fn record(path: &Path) -> Result<Trace> {
     let notes: Vec<String> =
         trace.disagreements().iter().map(|note| Shown::sentence(note).to_string()).collect();
     if request_count(&trace, trace.events().len()) == 0 {
-        let why = if notes.is_empty() { NOTHING_RECORDED.into() } else { notes.join("; ") };
+        let why = if notes.is_empty() { nothing_recorded(&trace).into() } else { notes.join("; ") };
         bail!("{}: no request is recorded; {why}", Shown::path(path));
     }
     notes.iter().for_each(|note| complain("warning", &format!("{}: {note}", Shown::path(path))));
@@ -97,9 +97,6 @@ fn is_record(bytes: &[u8]) -> bool {
     let is_binary = start.contains(&0) || start.starts_with(b"GPUMEM") || start.starts_with(&[0x80]);
     start.is_empty() || is_binary || start.starts_with(b"#{") || start.starts_with(b"Thread,Time,")
 }
-
-/// Advice for a record without requests.
-pub(crate) const NOTHING_RECORDED: &str = "record the program from its beginning, with GPUMEM_TRACE=FILE";
 
 const START_BYTES: usize = 4096;
 const TEXT_BYTES_MAX: u64 = 256 << 20;

@@ -1,6 +1,9 @@
 //! `gpumem run`: starts a program with a recording, a limit or the flight recorder, and says at its end where its memory went.
 
-use crate::describe::{count, grown, holders_table, moment, named, request, request_count, seconds};
+use crate::describe::{
+    EVENTS_OF_A_TREND, count, grown, holders_table, moment, named, nothing_recorded, request, request_count,
+    seconds,
+};
 use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
 use crate::replay::{ROWS, growth_json, holders_json};
 use anyhow::{Context, Result, ensure};
@@ -293,7 +296,13 @@ fn is_of(name: &str, pattern: &str) -> bool {
 fn summary(file: &Path, is_kept: bool) -> String {
     let trace = match Trace::read(file) {
         Ok(trace) if !trace.events().is_empty() => trace,
-        Ok(_) => return format!("  {}: no request\n", Shown::path(file)),
+        Ok(trace) => {
+            return format!(
+                "  {} no request is recorded; {}\n",
+                styled(NOTE, "note"),
+                nothing_recorded(&trace)
+            );
+        }
         Err(error) => return format!("  {} {error}\n", styled(NOTE, "note")),
     };
     let requests = request_count(&trace, trace.events().len());
@@ -320,6 +329,8 @@ fn summary(file: &Path, is_kept: bool) -> String {
     let growth = trace.growth(trace.events().len());
     if let Some(first) = growth.first() {
         let _ = writeln!(text, "  grew      {} {}", named(&first.holder), grown(&trace, first));
+    } else if trace.events().len() >= EVENTS_OF_A_TREND {
+        text += "  grew      nothing, steadily\n";
     }
     let _ = write!(
         text,

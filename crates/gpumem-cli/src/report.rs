@@ -2,7 +2,10 @@
 
 mod saved;
 
-use crate::describe::{RATE_NS_MIN, count, grown, holders_table, moment, named, request, seconds};
+use crate::describe::{
+    EVENTS_OF_A_TREND, RATE_NS_MIN, count, grown, holders_table, moment, named, nothing_recorded, request,
+    seconds,
+};
 use crate::input::{self, Input};
 use crate::output::{BAD, GOOD, HEADING, NOTE, Verdict, command_name, complain, next, print, shell, styled};
 use crate::replay::{ROWS, growth_json, holders_json};
@@ -44,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
         let notes = trace.disagreements().join("; ");
         // A damaged flight record may have its report only.
         let Some(report) = trace.real_run().reports.last().and_then(|text| Saved::of(text)) else {
-            let why = if notes.is_empty() { input::NOTHING_RECORDED } else { &notes };
+            let why = if notes.is_empty() { nothing_recorded(&trace) } else { &notes };
             bail!("{}: no event is recorded; {}", Shown::path(&args.file), Shown::sentence(why));
         };
         complain("warning", &Shown::sentence(&notes).to_string());
@@ -103,6 +106,9 @@ fn text_of(trace: &Trace, file: &Path) -> String {
     }
     for growth in growth.iter().take(GROWTH_ROWS) {
         let _ = writeln!(text, "  grew     {} {}", named(&growth.holder), grown(trace, growth));
+    }
+    if growth.is_empty() && last >= EVENTS_OF_A_TREND {
+        text += "  grew     nothing, steadily\n";
     }
     let peak = trace.peak_event();
     let _ = writeln!(text, "  peak     {} live at {}", Bytes(trace.peaks().live_bytes), moment(trace, peak));

@@ -7,6 +7,7 @@ mod perfetto;
 mod series;
 mod svg;
 
+use crate::describe::nothing_recorded;
 use crate::input::{self, Input};
 use crate::output::{self, Verdict};
 use anyhow::{Context, Result, anyhow, ensure};
@@ -45,6 +46,12 @@ pub(crate) fn run(args: &Args) -> Result<Verdict> {
         Input::Trace(trace) => *trace,
         Input::Text(text) => Trace::read_from(text.as_bytes(), &args.file)?,
     };
+    ensure!(
+        !trace.events().is_empty(),
+        "{}: no event is recorded; {}",
+        Shown::path(&args.file),
+        nothing_recorded(&trace)
+    );
     ensure!(
         args.file != Path::new("-") || args.output.is_some() || args.perfetto.is_some() || args.svg.is_some(),
         "name the file of the page with --output: the standard input has no name"

@@ -312,7 +312,8 @@ impl PoolBuilder {
         self.adaptors.extend(self.trace.take().map(|trace| trace as _));
         let flight = Flight::of(&config.flight_recorder);
         self.adaptors.extend(flight.clone().map(|flight| flight as _));
-        if !self.is_never_recorded {
+        // Memory of the host is in no limit of the device.
+        if !self.is_never_recorded && config.kind != MemoryKind::Host {
             self.adaptors.extend(tap());
         }
         let setup = Setup {

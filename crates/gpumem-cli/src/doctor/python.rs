@@ -20,8 +20,7 @@ pub(super) fn look(rows: &mut Rows, program: &str) {
     };
     let version = |name: &str| versions[name].as_str().map(|text| Shown::name(text).to_string());
     let Some(own) = version("gpumem") else {
-        let advice =
-            "install the wheel, if Python programs are to use gpumem: python3 -m pip install gpumem-….whl";
+        let advice = "install the wheel, if Python programs are to use gpumem: python3 -m pip install gpumem_pool-….whl";
         return rows.add(section, "gpumem", "not installed".into(), Grade::Note, Some(advice.into()));
     };
     let is_other = own != env!("CARGO_PKG_VERSION");

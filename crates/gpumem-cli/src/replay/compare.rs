@@ -83,7 +83,7 @@ fn text(args: &Args, trace: &Trace, own: &[(Candidate, Attempt)]) -> Result<Stri
 
 impl Args {
     fn limit(&self, trace: &Trace) -> Option<Limit> {
-        self.limit.map(|limit| limit.of(trace))
+        self.limit.map(|limit| limit.of(trace)).or_else(|| Setup::of_recording(trace)?.hard_limit)
     }
 }
 

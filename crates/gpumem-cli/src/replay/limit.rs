@@ -2,7 +2,7 @@
 
 use super::parallel::{in_parallel, progress};
 use super::{Args, ROWS, growth_json, holders_json, open_end_sentence};
-use crate::describe::holders_table;
+use crate::describe::{holders_table, was_growing};
 use crate::output::{BAD, GOOD, HEADING, Verdict, print, styled};
 use crate::table;
 use anyhow::Result;
@@ -88,6 +88,13 @@ fn text(args: &Args, trace: &Trace, found: &[(&Choice, Option<SmallestLimit>)]) 
             cell(|found, _| found.outcome.device_wait_count().to_string()),
         ]
     });
+    if let (Some(first), None) = (trace.growth(trace.events().len()).first(), &open_end) {
+        let _ = writeln!(
+            text,
+            "  but       {} until the end; a longer run needs more",
+            was_growing(trace, first)
+        );
+    }
     let limit = if open_end.is_some() { "limit, at least" } else { "smallest limit" };
     let headings = ["  settings", limit, "x live", "reserved, no limit", "driver ms", "waits", "synced"];
     text += &table::render(headings, &rows.collect::<Vec<_>>());

@@ -56,7 +56,9 @@ impl Places {
         };
         let serves = if self.pids.len() == 1 { "does not serve" } else { "serves" };
         format!(
-            "{whom} {serves} a status socket in {}; start the program with GPUMEM_STATUS=on as this user, or name its socket with --socket",
+            "{whom} {serves} a status socket in {}; start the program with GPUMEM_STATUS=on as this user, or name its socket with --socket; \
+             a Rust program also needs the feature `status-socket` of gpumem, and a pool built from the environment (Pool::from_env, \
+             PoolBuilder::from_env, Gpu::open)",
             paths.join(" or ")
         )
     }

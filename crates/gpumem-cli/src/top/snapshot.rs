@@ -81,6 +81,11 @@ impl<'a> PoolView<'a> {
         self.0["tags"].as_array().into_iter().flatten()
     }
 
+    /// What this process's blocks and other libraries hold.
+    pub(super) fn in_use_bytes(self) -> u64 {
+        self.number("in_use_bytes").saturating_add(self.number("other_libraries_bytes"))
+    }
+
     pub(super) fn limit(self) -> Option<u64> {
         self.0["hard_limit_bytes"].as_u64()
     }
@@ -100,14 +105,14 @@ impl<'a> PoolView<'a> {
         [
             self.name(),
             format!("{} {}", self.number("device_ordinal"), self.0["backend"].as_str().unwrap_or_default()),
-            bytes("in_use_bytes"),
+            Bytes(self.in_use_bytes()).to_string(),
             bytes("reserved_bytes"),
             bytes("reserved_peak_bytes"),
             limit,
             share,
             before.map_or(String::new(), |before| rate(self, before)),
             before.map_or(String::new(), |before| {
-                growth(self.number("in_use_bytes"), before.0.number("in_use_bytes"), before.1)
+                growth(self.in_use_bytes(), before.0.in_use_bytes(), before.1)
             }),
             self.0["counters"]["refusal_count"].as_u64().unwrap_or(0).to_string(),
             if self.number("spilled_bytes") > 0 { bytes("spilled_bytes") } else { String::new() },

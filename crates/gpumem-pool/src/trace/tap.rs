@@ -115,7 +115,9 @@ impl Tap {
         with_recordable(|pools| pools.iter().copied().for_each(StateRef::end_recording));
         *self.recording.write().unwrap_or_else(PoisonError::into_inner) = None;
         for (pool, figures) in trace.recorder.book.all_figures() {
-            sink::figures(|raw| trace.record(raw), pool, Some(figures));
+            // In the other order than at the end of a pool, which this is not.
+            trace.record(Raw::in_use(pool, &figures));
+            trace.record(Raw::reserved(pool, &figures));
         }
         let is_whole = trace.flush(FLUSH_TIME_MAX);
         Ok(RecordingStopped { path: trace.path().into(), dropped_count: trace.dropped_count(), is_whole })

@@ -130,16 +130,21 @@ impl Trace {
 
     /// The holders that grew steadily up to the end of the first events, most gained first. The events are divided into 32 windows. A
     /// holder has grown since the first window from which on the least memory that it held in each window never fell, if that are several
-    /// windows and it still grew in the last ones: what is freed in each step, and what was allocated once, does not count.
+    /// windows and it still grew in the last ones: what is freed in each step, and what was allocated once, does not count. Nor does what
+    /// takes the place of blocks without a tag or from before the record, which may have been the same holder's, and what is freed behind the
+    /// last request: that is the end of the program.
     #[must_use]
     pub fn growth(&self, event_count: usize) -> Vec<Growth> {
-        let event_count = event_count.min(self.events().len());
+        let events = &self.events()[..event_count.min(self.events().len())];
+        let is_request = |event: &Event| matches!(event, Event::Alloc { .. } | Event::Refused { .. });
+        let event_count = events.iter().rposition(is_request).map_or(0, |last| last + 1);
         let sums = Sums::of(self, event_count, WINDOW_COUNT);
         let live_bytes = sums.own.iter().fold(0, |sum: u64, own| own.live_bytes.saturating_add(sum));
         let mut grown: Vec<Growth> = Vec::new();
         for (holder, own) in sums.names.iter().zip(&sums.own) {
             let Some(first) = own.grown_since() else { continue };
-            let gained_bytes = own.live_bytes - own.windows[first].least_bytes;
+            let (lost_bytes, lost_count) = sums.lost_of_unknown(first);
+            let gained_bytes = (own.live_bytes - own.windows[first].least_bytes).saturating_sub(lost_bytes);
             if gained_bytes < (live_bytes / SHARE_MIN).max(1) {
                 continue;
             }
@@ -148,7 +153,7 @@ impl Trace {
             grown.push(Growth {
                 holder: holder.clone(),
                 gained_bytes,
-                gained_count: own.block_count.saturating_sub(own.windows[first].least_count),
+                gained_count: own.block_count.saturating_sub(own.windows[first].least_count + lost_count),
                 since_event,
                 took_ns: took_ns.map(|(end, begin)| end.saturating_sub(begin)),
             });
@@ -202,6 +207,8 @@ struct Sum {
 
 #[derive(Clone, Copy, Default)]
 struct Window {
+    most_bytes: u64,
+    most_count: u64,
     least_bytes: u64,
     least_count: u64,
 }
@@ -222,8 +229,7 @@ impl Sums {
                 Event::Alloc { slot, size_bytes, .. } => {
                     let holder = holders.of_block(trace, index, size_bytes);
                     blocks[slot as usize] = (holder, size_bytes);
-                    own[holder].live_bytes = own[holder].live_bytes.saturating_add(size_bytes);
-                    own[holder].block_count += 1;
+                    own[holder].alloc(size_bytes);
                 }
                 Event::Free { slot } | Event::FreeUsed { slot } => {
                     let (holder, size_bytes) = blocks[slot as usize];
@@ -240,11 +246,40 @@ impl Sums {
         }
         Self { names: holders.names, own, pending_bytes, window_events }
     }
+
+    /// By how much the blocks of unknown holders are less than at the most since the beginning of a window: bytes and blocks.
+    fn lost_of_unknown(&self, window: usize) -> (u64, u64) {
+        let is_unknown = |name: &HolderName| matches!(name, HolderName::Untagged | HolderName::Older);
+        let unknown = self.names.iter().zip(&self.own).filter(|(name, _)| is_unknown(name));
+        unknown.fold((0, 0), |(bytes, count), (_, own)| {
+            let since = &own.windows[window..];
+            let most_bytes = since.iter().map(|window| window.most_bytes).max().unwrap_or(0);
+            let most_count = since.iter().map(|window| window.most_count).max().unwrap_or(0);
+            (
+                bytes + most_bytes.saturating_sub(own.live_bytes),
+                count + most_count.saturating_sub(own.block_count),
+            )
+        })
+    }
 }
 
 impl Sum {
     fn begin_window(&mut self) {
-        self.windows.push(Window { least_bytes: self.live_bytes, least_count: self.block_count });
+        self.windows.push(Window {
+            most_bytes: self.live_bytes,
+            most_count: self.block_count,
+            least_bytes: self.live_bytes,
+            least_count: self.block_count,
+        });
+    }
+
+    fn alloc(&mut self, size_bytes: u64) {
+        self.live_bytes = self.live_bytes.saturating_add(size_bytes);
+        self.block_count += 1;
+        if let Some(window) = self.windows.last_mut() {
+            window.most_bytes = window.most_bytes.max(self.live_bytes);
+            window.most_count = window.most_count.max(self.block_count);
+        }
     }
 
     fn free(&mut self, size_bytes: u64) {
@@ -322,8 +357,9 @@ const SIZE_COUNT_MAX: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::{Growth, HolderName};
-    use crate::trace::Trace;
+    use crate::trace::{Origin, TagSum, Trace};
     use core::fmt::Write as _;
+    use std::collections::VecDeque;
 
     /// A trace in text of allocations and frees, by size.
     #[derive(Default)]
@@ -373,6 +409,40 @@ mod tests {
             (&HolderName::Size(40), 16_000, None)
         );
         assert_eq!(grown[0].gained_count, 400);
+    }
+
+    /// What a program frees at its end does not hide the growth.
+    #[test]
+    fn the_end_of_the_program_is_no_shrinking() {
+        let mut text = Text::default();
+        let kept: Vec<u64> = (0..400).map(|_| text.alloc(40)).collect();
+        kept.into_iter().for_each(|id| text.free(id));
+        let grown = text.grown();
+        assert_eq!((grown.len(), grown[0].gained_bytes), (1, 16_000), "{grown:?}");
+    }
+
+    /// A full cache whose blocks from before the record have no tag: one is dropped for each new one.
+    #[test]
+    fn what_takes_the_place_of_unknown_blocks_has_not_grown() {
+        let mut text = Text::default();
+        let mut cache: VecDeque<u64> = (0..400).map(|_| text.alloc(40)).collect();
+        for _ in 0..300 {
+            cache.push_back(text.alloc(40));
+            cache.pop_front().into_iter().for_each(|id| text.free(id));
+        }
+        let mut trace = Trace::read_from(format!("#{{\"format\":1}}\n{}", text.0).as_bytes(), "x").unwrap();
+        let sum = |tag: Option<&str>| TagSum {
+            tag: tag.map(Into::into),
+            allocation_count: 0,
+            allocated_bytes: 0,
+            peak_bytes: 0,
+            left_bytes: 0,
+        };
+        trace.tags = vec![sum(None), sum(Some("cache"))];
+        trace.origins.blocks = (0..1000).collect();
+        let origin = |event| Origin { tag: Some(u32::from(event >= 400)), ..Origin::default() };
+        trace.origins.of_blocks = (0..1000).map(origin).collect();
+        assert_eq!(trace.growth(1000), []);
     }
 
     /// Some allocations at the beginning of a record may be all that a program does.
