@@ -30,7 +30,6 @@ mod answer;
 mod client;
 #[allow(unsafe_code)]
 mod descriptors;
-#[allow(unsafe_code)]
 mod place;
 mod request;
 mod server;

@@ -1,5 +1,6 @@
 //! The host cost of an allocation and its free: pairs, pairs on many threads, churn, and hand-over between threads. The cost of a
-//! report. The time in which a pool goes to sleep and wakes.
+//! report. The time in which a pool goes to sleep and wakes. With the feature `status-socket` and `--only status`, what it costs to be looked
+//! into.
 //!
 //! Runs on the driver that `GPUMEM_DRIVER` names, or on a GPU if there is one, and prints which. No work is queued on the
 //! streams, so on the simulator the figures are those of the pool alone. Each figure is the best of several repeats; the median
@@ -15,6 +16,8 @@ mod churn;
 mod meter;
 mod refusals;
 mod sleep;
+#[cfg(all(feature = "status-socket", target_os = "linux"))]
+mod status;
 mod traced;
 
 use churn::Plan;
@@ -44,6 +47,8 @@ fn main() -> Outcome<()> {
     bench.adapted()?;
     bench.refusals()?;
     bench.sleep()?;
+    #[cfg(all(feature = "status-socket", target_os = "linux"))]
+    bench.status()?;
     bench.churn()
 }
 

@@ -102,7 +102,8 @@ impl Client {
     }
 
     fn send(&mut self, line: &str) {
-        writeln!(self.0.get_mut(), "{line}").unwrap();
+        // At once: the server may answer a first part, and end.
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     fn line(&mut self) -> String {

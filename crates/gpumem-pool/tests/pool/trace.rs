@@ -96,7 +96,7 @@ fn a_replay_can_be_compared_with_the_recorded_program() {
         drop((kept, second, pool, private));
 
         let recording = Recording::read(&path).unwrap();
-        assert_eq!((recording.version, recording.part, recording.tail), (4, 0, None));
+        assert_eq!((recording.version, recording.part, recording.tail), (5, 0, None));
         let [training, cache] = &recording.pools[..] else { panic!("{:?}", recording.pools) };
         assert_eq!([training, cache].map(|pool| format!("pool {}", pool.pool)), numbers);
         assert_eq!(
