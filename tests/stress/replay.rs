@@ -262,16 +262,18 @@ fn the_smallest_limit_of_each_profile_is_found() {
         let found = found.unwrap().unwrap();
         assert_eq!(tried[0], None, "first without a limit");
         assert!(tried.len() >= 2 && tried.len() < 24, "{candidate}: {tried:?}");
-        let attempt = |limit_bytes| {
-            let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
-            candidate.attempt(&trace, &h200().unwrap(), &setup).unwrap()
+        // Whether streams finish with the blocks of others as early as in the trace, or as late as they can.
+        let attempts = |limit_bytes| {
+            [false, true].map(|are_frees_late| {
+                let hard_limit = Some(Limit::Bytes(limit_bytes));
+                let setup = Setup { hard_limit, are_frees_late, ..Setup::default() };
+                candidate.attempt(&trace, &h200().unwrap(), &setup).unwrap()
+            })
         };
-        assert!(attempt(found.limit_bytes).fit().is_some(), "{candidate}: {found:?}");
-        let below = attempt(found.limit_bytes - found.step_bytes);
-        assert!(
-            matches!(&below, fit::Attempt::Refused { refusal, .. } if refusal.out_of_memory().is_some_and(|report| report.limit_bytes.is_some())),
-            "{below:?}"
-        );
+        assert!(attempts(found.limit_bytes).iter().all(|attempt| attempt.fit().is_some()), "{candidate}");
+        let is_refused = |attempt: &fit::Attempt| matches!(attempt, fit::Attempt::Refused { refusal, .. } if refusal.out_of_memory().is_some_and(|report| report.limit_bytes.is_some()));
+        let below = attempts(found.limit_bytes - found.step_bytes);
+        assert!(below.iter().any(is_refused), "{candidate}: {} bytes below", found.step_bytes);
         assert!(found.limit_bytes >= trace.peaks().live_bytes);
         assert!(
             found.outcome.peak_reserved_bytes <= found.limit_bytes

@@ -1,8 +1,7 @@
 //! The settings that a program fits with: [`Candidate::attempt`] replays it with one backend and profile at a limit, [`best`] chooses
 //! among the attempts, and [`find_limit`] finds the smallest limit of one candidate.
 //!
-//! A program *fits* if every request is served, those included that were refused when it was recorded. Within a limit it does so also if streams
-//! finish with the blocks of others as late as they can ([`Setup::are_frees_late`]).
+//! A program *fits* if every request is served, those included that were refused when it was recorded.
 //!
 //! ```
 //! use gpumem_trace::fit::{CANDIDATES, best, find_limit};
@@ -197,6 +196,9 @@ pub fn find_limit<E: From<ReplayError>>(
 
 /// Finds the smallest limit that a program fits into with these settings, by bisection. `None` if it does not fit without a limit
 /// either. Each replay runs on a driver of its own. Calls `on_replay` before each, with the limit.
+///
+/// If blocks are freed while other streams use them, a limit is enough only if it is with those streams as early as in the trace, and as late
+/// as they can be ([`Setup::are_frees_late`]).
 ///
 /// A pool at its limit works in other ways than one below it, so a program may fail at some limit and complete at a smaller one.
 /// Bisection finds one limit where the result changes.
