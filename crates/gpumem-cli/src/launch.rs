@@ -344,7 +344,7 @@ fn summary(file: &Path, is_kept: bool) -> String {
     text
 }
 
-/// The same as an object.
+/// The summary of one process, as JSON.
 fn summary_json(file: &Path, is_kept: bool) -> Value {
     let path = is_kept.then(|| file.to_string_lossy());
     match Trace::read(file) {

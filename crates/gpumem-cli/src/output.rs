@@ -1,4 +1,4 @@
-//! Output of the command: text, with colours on a terminal only. A closed pipe, as behind `head`, is no error.
+//! Prints text and messages, with colours on a terminal only. If the reader of a pipe ends early, as `head` does, that is not an error.
 
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;

@@ -197,8 +197,8 @@ pub fn find_limit<E: From<ReplayError>>(
 /// Finds the smallest limit that a program fits into with these settings, by bisection. `None` if it does not fit without a limit
 /// either. Each replay runs on a driver of its own. Calls `on_replay` before each, with the limit.
 ///
-/// If blocks are freed while other streams use them, a limit is enough only if it is with those streams as early as in the trace, and as late
-/// as they can be ([`Setup::are_frees_late`]).
+/// If blocks are freed while other streams use them, the trace is replayed twice within each limit: with frees that take effect when they did
+/// in the trace, and with frees that take effect only when memory is short ([`Setup::are_frees_late`]). Both must fit.
 ///
 /// A pool at its limit works in other ways than one below it, so a program may fail at some limit and complete at a smaller one.
 /// Bisection finds one limit where the result changes.

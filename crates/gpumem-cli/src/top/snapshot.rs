@@ -81,7 +81,7 @@ impl<'a> PoolView<'a> {
         self.0["tags"].as_array().into_iter().flatten()
     }
 
-    /// What this process's blocks and other libraries hold.
+    /// The bytes in use, those of other libraries included.
     pub(super) fn in_use_bytes(self) -> u64 {
         self.number("in_use_bytes").saturating_add(self.number("other_libraries_bytes"))
     }

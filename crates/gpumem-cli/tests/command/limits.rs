@@ -114,7 +114,7 @@ fn exits_with_its_pool_in_use() {
     let stream = Stream::new(&device).unwrap();
     core::mem::forget(pool.alloc(16 << 20, &stream).unwrap());
     if std::env::var("END").unwrap() == "abort" {
-        // The writer has written the file meanwhile.
+        // Time for the writer, which writes every 50 ms.
         std::thread::sleep(core::time::Duration::from_millis(500));
         std::process::abort();
     }

@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(grown[0].gained_count, 400);
     }
 
-    /// What a program frees at its end does not hide the growth.
+    /// A program that frees everything at its end has still grown.
     #[test]
     fn the_end_of_the_program_is_no_shrinking() {
         let mut text = Text::default();
