@@ -238,6 +238,20 @@ class Bench:
               f"{mib(row.get('tracker'))} {peers[0]} {mib(row['tensors'])} {peers[1]} {false_fits:>6}  {verdicts}")
 
 
+def figures(row):
+    """The figures of a program in the form of docs/runs: bytes and seconds; of each limit 1 for "fits" and for "ran", otherwise 0."""
+    name = f"fit/{row['program']}"
+    units = {"predicted": "B", "allocated": "B", "tensors": "B", "real": "B", "real_allocated": "B", "seconds": "s"}
+    for key, unit in units.items():
+        if row.get(key):
+            yield {"bench": f"{name}/{key}", "value": row[key], "unit": unit}
+    if row.get("tracker"):
+        yield {"bench": f"{name}/predicted", "value": row["tracker"], "unit": "B", "peer": "MemTracker"}
+    for ratio, one in zip(RATIOS, row.get("limits", [])):
+        for key in ("predicted", "ran"):
+            yield {"bench": f"{name}/at_{ratio:.2f}/{key}", "value": int(one[key]), "unit": "bool"}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="of " + ", ".join(PROGRAMS))
@@ -246,7 +260,7 @@ def main():
     parser.add_argument("--gpu", action="store_true", help="run the programs too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="processes at a time")
     parser.add_argument("--no-tracker", action="store_true", help="leave out MemTracker")
-    parser.add_argument("--json", help="a file for one line of JSON a program")
+    parser.add_argument("--json", help="a file that gets a line for each figure")
     for option in ("--run", "--tracker"):
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--real", action="store_true", help=argparse.SUPPRESS)
@@ -262,7 +276,8 @@ def main():
     if arguments.json:
         with open(arguments.json, "a") as out:
             for row in bench.rows.values():
-                print(json.dumps(row), file=out)
+                for figure in figures(row):
+                    print(json.dumps(figure), file=out)
 
 
 if __name__ == "__main__":

@@ -157,13 +157,26 @@ def check(recorder, name, steps, folder):
     return row
 
 
+def figures(row):
+    """The figures of a record in the form of docs/runs: bytes; of each try 1 for "fits" and for "ran", 0.5 for "may", otherwise 0."""
+    name = f"replay/{row['program']}/{row['recorder']}"
+    for key in ("limit", "step"):
+        yield {"bench": f"{name}/{key}", "value": row[key], "unit": "B"}
+    if "refused" in row:
+        yield {"bench": f"{name}/refused/at_least", "value": row["refused"]["at_least_bytes"], "unit": "B"}
+    for one in row["tries"]:
+        said = 0.5 if one["said"] is None else float(one["said"])
+        yield {"bench": f"{name}/at_{one['limit']}/said", "value": said, "unit": "bool"}
+        yield {"bench": f"{name}/at_{one['limit']}/ran", "value": float(one["ran"]), "unit": "bool"}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="of " + ", ".join(PROGRAMS))
     parser.add_argument("--recorders", default="snapshot,gpumem")
     parser.add_argument("--steps", type=int, default=6, help="of each program")
     parser.add_argument("--jobs", type=int, default=4, help="programs at a time")
-    parser.add_argument("--json", help="a file for one line of JSON a row")
+    parser.add_argument("--json", help="a file that gets a line for each figure")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--file", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -185,7 +198,8 @@ def main():
             sys.stdout.flush()
             if arguments.json:
                 with open(arguments.json, "a") as out:
-                    print(json.dumps(row), file=out)
+                    for figure in figures(row):
+                        print(json.dumps(figure), file=out)
     sys.exit(not is_true)
 
 
