@@ -8,19 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const POOL_COUNT: usize = 5;
+const POOL_COUNTS: [usize; 2] = [1, 5];
 const BLOCK_COUNT: usize = 200;
 const TAGS: [&str; 4] = ["weights", "activations", "optimizer", "batches"];
 const PAUSE: Duration = Duration::from_millis(100);
-const READ_COUNT: u32 = 600;
+const READ_COUNT: u32 = 300;
 
 impl Bench {
-    /// Reads the status of five pools with blocks and tags ten times a second, for a minute: on one connection, as `gpumem top` does, and with
-    /// a connection for each, as Prometheus does.
+    /// Reads the status of pools with blocks and tags ten times a second, half a minute each: on one connection, as `gpumem top` does, and with
+    /// a connection for each, as Prometheus does. The peer is a thread that has an answer of the same length at hand: what is left is the
+    /// system's cost of waking it, reading and writing.
     pub(super) fn status(&self) -> Outcome<()> {
-        let name = self.name("status_10_a_second", 1);
-        // Read by whoever asks for it: it takes two minutes.
-        if self.options.only.is_empty() || !self.is_asked(&name) {
+        let name = |pool_count| self.name(&format!("status_of_{pool_count}"), 1);
+        // Read by whoever asks for it: it takes minutes.
+        if self.options.only.is_empty() || !POOL_COUNTS.iter().any(|count| self.is_asked(&name(*count))) {
             return Ok(());
         }
         let Some(socket) = std::env::var_os("GPUMEM_STATUS").map(PathBuf::from) else {
@@ -37,51 +38,89 @@ impl Bench {
         let stream = self.streams(1)?.swap_remove(0);
         let mut held: Vec<Block> = Vec::new();
         let mut pools = Vec::new();
-        for number in 0..POOL_COUNT {
-            let pool = PoolBuilder::from_env(&self.device)?.name(format!("pool {number}")).build()?;
-            for index in 0..BLOCK_COUNT {
-                let _scope = pool.scope(TAGS[index % TAGS.len()]);
-                held.push(pool.alloc(4096 + 256 * (index as u64 % 7), &stream)?);
+        for pool_count in POOL_COUNTS {
+            while pools.len() < pool_count {
+                let pool =
+                    PoolBuilder::from_env(&self.device)?.name(format!("pool {}", pools.len())).build()?;
+                for index in 0..BLOCK_COUNT {
+                    let _scope = pool.scope(TAGS[index % TAGS.len()]);
+                    held.push(pool.alloc(4096 + 256 * (index as u64 % 7), &stream)?);
+                }
+                pools.push(pool);
             }
-            pools.push(pool);
+            let name = name(pool_count);
+            let last = format!("pool {}", pool_count - 1);
+            let kept = UnixStream::connect(&socket)?;
+            let mut answers = BufReader::new(kept.try_clone()?);
+            let answer = ask(&kept, &mut answers)?;
+            if !answer.contains(&last) {
+                return Err(format!("not a status: {answer}").into());
+            }
+            let percent = share(SERVER, || ask(&kept, &mut answers).map(drop))?;
+            self.note(&name, percent, "% of a core, one connection")?;
+            let again = || {
+                let stream = UnixStream::connect(&socket)?;
+                ask(&stream, &mut BufReader::new(stream.try_clone()?)).map(drop)
+            };
+            self.note(&name, share(SERVER, again)?, "% of a core, a connection each")?;
+            self.note(&name, by_hand(answer)?, "% of a core, a thread that has the answer")?;
         }
-        let kept = UnixStream::connect(&socket)?;
-        let mut answers = BufReader::new(kept.try_clone()?);
-        self.note(&name, share(|| ask(&kept, &mut answers))?, "% of a core, one connection")?;
-        let again = || {
-            let stream = UnixStream::connect(&socket)?;
-            ask(&stream, &mut BufReader::new(stream.try_clone()?))
-        };
-        self.note(&name, share(again)?, "% of a core, a connection each")
+        Ok(())
     }
 }
 
-fn ask(mut stream: &UnixStream, answers: &mut BufReader<UnixStream>) -> Outcome<()> {
+fn ask(mut stream: &UnixStream, answers: &mut BufReader<UnixStream>) -> Outcome<String> {
     stream.write_all(b"status\n")?;
     let mut line = String::new();
     answers.read_line(&mut line)?;
-    if line.contains("pool 4") { Ok(()) } else { Err(format!("not a status: {line}").into()) }
+    Ok(line)
 }
 
-/// The processor time of the serving thread while the status is read, in percent.
-fn share(mut read: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
-    let (begin, before) = (Instant::now(), served()?);
+/// The share of a thread that reads a line and writes `answer`.
+fn by_hand(answer: String) -> Outcome<f64> {
+    let (asking, serving) = UnixStream::pair()?;
+    let serve = move || {
+        let mut lines = BufReader::new(&serving);
+        let mut line = String::new();
+        while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
+            if (&serving).write_all(answer.as_bytes()).is_err() {
+                break;
+            }
+            line.clear();
+        }
+    };
+    let thread = std::thread::Builder::new().name(BY_HAND.into()).spawn(serve)?;
+    let mut answers = BufReader::new(asking.try_clone()?);
+    let percent = share(BY_HAND, || ask(&asking, &mut answers).map(drop));
+    drop((asking, answers));
+    thread.join().map_err(|_| "the thread by hand panicked")?;
+    percent
+}
+
+const SERVER: &str = "gpumem-status";
+const BY_HAND: &str = "by-hand";
+
+/// The processor time of a thread while it answers, in percent.
+fn share(thread: &str, mut read: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    // A thread has its name once it has answered.
+    read()?;
+    let (begin, before) = (Instant::now(), served(thread)?);
     for number in 1..=READ_COUNT {
         read()?;
         std::thread::sleep((PAUSE * number).saturating_sub(begin.elapsed()));
     }
-    Ok((served()? - before).as_secs_f64() / begin.elapsed().as_secs_f64() * 100.0)
+    Ok((served(thread)? - before).as_secs_f64() / begin.elapsed().as_secs_f64() * 100.0)
 }
 
-/// The processor time of the serving thread so far.
-fn served() -> Outcome<Duration> {
+/// The processor time of the thread of a name so far.
+fn served(thread: &str) -> Outcome<Duration> {
     for task in std::fs::read_dir("/proc/self/task")? {
         let task = task?.path();
-        if std::fs::read_to_string(task.join("comm"))?.trim() == "gpumem-status" {
+        if std::fs::read_to_string(task.join("comm"))?.trim() == thread {
             return nanoseconds(&task.join("schedstat"));
         }
     }
-    Err("no thread serves the status".into())
+    Err(format!("no thread is named {thread}").into())
 }
 
 fn nanoseconds(schedstat: &Path) -> Outcome<Duration> {
