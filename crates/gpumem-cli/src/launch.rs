@@ -4,6 +4,7 @@ use crate::describe::{
     EVENTS_OF_A_TREND, count, grown, holders_table, moment, named, nothing_recorded, request, request_count,
     seconds,
 };
+use crate::machine::parse_bytes;
 use crate::output::{BAD, HEADING, NOTE, command_name, complain, styled};
 use crate::replay::{ROWS, growth_json, holders_json};
 use anyhow::{Context, Result, ensure};
@@ -13,7 +14,7 @@ use gpumem_trace::Trace;
 use gpumem_trace::pool::sys::text::Shown;
 use gpumem_trace::pool::{Bytes, Device, Limit, Pool, Profile};
 use serde_json::{Value, json};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -45,6 +46,9 @@ pub(crate) struct Args {
     /// Options of its pools by name (GPUMEM_CONF)
     #[arg(long, value_name = "KEY:VALUE,…")]
     conf: Option<String>,
+    /// Without a GPU, on a simulated device of this size, such as 24GiB: kernels and copies are skipped, and results are zeros. Does it fit?
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "no_record")]
+    simulate: Option<u64>,
     /// Print the summary as one line with a JSON object, on the standard error
     #[arg(long, conflicts_with = "no_record")]
     json: bool,
@@ -84,6 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             "status": status.code(),
             "signal": status.code().is_none().then(|| signal(status)),
             "seconds": took.as_secs_f64(),
+            "simulated_bytes": args.simulate,
             "records": records.collect::<Vec<_>>(),
         });
         _ = writeln!(io::stderr().lock(), "{value}");
@@ -107,6 +112,9 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     for file in &files {
         text += &summary(file, args.record.is_some());
     }
+    if let Some(size_bytes) = args.simulate.filter(|_| !files.is_empty()) {
+        let _ = writeln!(text, "\n  {} {}", styled(NOTE, "note"), simulated(size_bytes));
+    }
     // The program's output is on the standard output.
     _ = anstream::stderr().lock().write_all(text.as_bytes());
     Ok(code)
@@ -115,6 +123,13 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
 impl Args {
     /// Refuses options that the program would refuse, before it starts.
     fn check(&self) -> Result<()> {
+        if let Some(size_bytes) = self.simulate {
+            let sizes = 2 << 20..=gpumem_sim::MEMORY_BYTES_MAX;
+            ensure!(
+                sizes.contains(&size_bytes),
+                "the value of --simulate: the simulator has devices of 2 MiB to 4 TiB"
+            );
+        }
         let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
         let conf = self.conf.as_deref().unwrap_or_default();
         Pool::builder(&device).conf(conf).map(drop).context("the value of --conf")?;
@@ -143,7 +158,14 @@ impl Args {
             Some(file) => Some(std::path::absolute(file)?),
             None => None,
         };
+        let memory = self.simulate.map(|size_bytes| size_bytes.to_string());
+        let is_on_drop_in = std::env::var_os("GPUMEM_DRIVER").is_some_and(|driver| driver == "drop-in");
+        let simulated = |value| self.simulate.map(|_| OsStr::new(value));
         let variables = [
+            // A program of another library has the simulator as libcuda.so.1.
+            ("GPUMEM_DRIVER", simulated("sim").filter(|_| !is_on_drop_in)),
+            ("GPUMEM_SIM_WORK", simulated("skip")),
+            ("GPUMEM_SIM_MEMORY", memory.as_deref().map(str::as_ref)),
             ("GPUMEM_TRACE", record.map(Path::as_os_str)),
             ("GPUMEM_FLIGHT_RECORDER", flight_recorder.as_deref().map(Path::as_os_str)),
             ("GPUMEM_HARD_LIMIT", limit.as_deref().map(str::as_ref)),
@@ -161,6 +183,14 @@ impl Args {
         signals.end();
         status
     }
+}
+
+/// What a run on a simulated device says of a real one.
+fn simulated(size_bytes: u64) -> String {
+    format!(
+        "this was a simulated device of {}; of a real one, some hundred MiB go to its context, and to the code and the work space of libraries",
+        Bytes(size_bytes)
+    )
 }
 
 #[cfg(unix)]

@@ -37,6 +37,7 @@ pub struct SimConfig {
     pub(crate) is_looking_for_races: bool,
     pub(crate) is_unwritten_wanted: bool,
     pub(crate) is_looking_inside_kernels: bool,
+    pub(crate) is_work_skipped: bool,
     pub(crate) takes_backtraces: bool,
     pub(crate) kernel_steps_max: u64,
     pub(crate) host_function_wait: Duration,
@@ -56,6 +57,7 @@ impl SimConfig {
             is_looking_for_races: true,
             is_unwritten_wanted: false,
             is_looking_inside_kernels: false,
+            is_work_skipped: false,
             takes_backtraces: false,
             kernel_steps_max: KERNEL_STEPS,
             host_function_wait: HOST_FUNCTION_WAIT,
@@ -194,6 +196,24 @@ impl SimConfig {
         self
     }
 
+    /// Skips kernels, and copies and fills of device memory (default off): only the program's allocations and their order count, for example
+    /// to find how much memory a program needs. Such memory takes no host memory, whatever its size. Copies to the host give zeros.
+    ///
+    /// Kernels whose text the simulator cannot run can be launched then. Addresses of copies and fills are checked as always.
+    ///
+    /// ```
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// // A device of 80 GiB on any machine.
+    /// let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(80 << 30).skip_work(true))?;
+    /// # let _ = driver;
+    /// # Ok::<(), gpumem_sim::SimError>(())
+    /// ```
+    pub fn skip_work(mut self, is_skipped: bool) -> Self {
+        self.is_work_skipped = is_skipped;
+        self
+    }
+
     /// Records the call stack of each allocation, which findings then show (default off). Each allocation takes some microseconds
     /// longer.
     pub fn backtraces(mut self, takes: bool) -> Self {
@@ -253,6 +273,9 @@ impl SimConfig {
         if let Some(value) = read(KERNEL_STEPS_VARIABLE)? {
             config.kernel_steps_max = parse_steps(value)?;
         }
+        if let Some(value) = read(WORK)? {
+            config.is_work_skipped = parse_work(value)?;
+        }
         if let Some(value) = read(BACKTRACES)? {
             config.takes_backtraces = parse_backtraces(value)?;
         }
@@ -287,6 +310,7 @@ const CHECKS: &str = "GPUMEM_SIM_CHECKS";
 /// Also named to the user of a kernel that was stopped.
 pub(crate) const KERNEL_STEPS_VARIABLE: &str = "GPUMEM_SIM_KERNEL_STEPS";
 const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
+const WORK: &str = "GPUMEM_SIM_WORK";
 const LINKS: &str = "GPUMEM_SIM_LINKS";
 
 const SCHEDULE_EXPECTED: &str = "use random, late, early, or choices such as 0.2.1";
@@ -338,6 +362,15 @@ fn parse_steps(value: String) -> Result<u64, EnvError> {
         .ok_or_else(|| bad(KERNEL_STEPS_VARIABLE, value, "use a whole number from 1 to 18446744073709551615"))
 }
 
+/// True if work is skipped.
+fn parse_work(value: String) -> Result<bool, EnvError> {
+    match value.trim().to_lowercase().as_str() {
+        "run" => Ok(false),
+        "skip" => Ok(true),
+        _ => Err(bad(WORK, value, "use run or skip")),
+    }
+}
+
 fn parse_backtraces(value: String) -> Result<bool, EnvError> {
     match value.trim().to_lowercase().as_str() {
         "0" | "false" => Ok(false),
@@ -374,6 +407,7 @@ mod tests {
         assert!(parse_checks("races".into()).is_err());
         assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
         assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
+        assert_eq!((parse_work("Skip".into()), parse_work(" run".into())), (Ok(true), Ok(false)));
         assert_eq!((parse_links("all".into()), parse_links(" None".into())), (Ok(true), Ok(false)));
         assert_eq!((parse_page_cache("0".into()), parse_page_cache("6GiB".into())), (Ok(0), Ok(6 << 30)));
     }
@@ -389,6 +423,7 @@ mod tests {
             parse_page_cache("yes".into()).unwrap_err(),
             parse_links("some".into()).unwrap_err(),
             parse_steps("0".into()).unwrap_err(),
+            parse_work("no".into()).unwrap_err(),
         ]
         .map(|error| error.to_string());
         assert!(
@@ -403,7 +438,8 @@ mod tests {
                 && texts[5].contains("GPUMEM_SIM_INTEGRATED=\"yes\"")
                 && texts[6].contains("all or none")
                 && texts[7].contains("GPUMEM_SIM_KERNEL_STEPS=\"0\"")
-                && texts[7].contains("from 1"),
+                && texts[7].contains("from 1")
+                && texts[8].contains("run or skip"),
             "{texts:?}"
         );
     }

@@ -110,7 +110,9 @@ impl Machine {
         Self {
             schedule: Scheduler::new(config.seed, config.schedule.clone()),
             rules: Rules::new(&config.rules, config.seed),
-            races: config.is_looking_for_races.then(|| Races::new(config.is_unwritten_wanted)),
+            races: config
+                .is_looking_for_races
+                .then(|| Races::new(config.is_unwritten_wanted && !config.is_work_skipped)),
             findings: Findings::default(),
             launched: LaunchHistory::default(),
             running: None,

@@ -17,7 +17,13 @@ const PLAIN_COUNT: usize = 342;
 const POOL_COUNT: usize = 342;
 const HANDLE_COUNT: usize = 170;
 
+/// One after the other, because both measure the process.
 #[test]
+fn large_devices_take_what_is_touched() {
+    skipped_work_touches_nothing();
+    a_device_of_141_gib_with_1_gib_touched_stays_under_one_and_a_half();
+}
+
 fn a_device_of_141_gib_with_1_gib_touched_stays_under_one_and_a_half() {
     assert_eq!(PLAIN_COUNT + POOL_COUNT + 2 * HANDLE_COUNT, 1024);
     let driver = gpumem_sim::driver(SimConfig::h200()).unwrap();
@@ -54,6 +60,39 @@ fn a_device_of_141_gib_with_1_gib_touched_stays_under_one_and_a_half() {
     assert!(peak < 1.5 && grown > 1.0, "{peak} GiB");
 }
 
+/// A device that skips work: 64 GiB are filled and copied, which takes no memory of the host, and no time.
+fn skipped_work_touches_nothing() {
+    let driver = gpumem_sim::driver(SimConfig::h200().skip_work(true)).unwrap();
+    let before_bytes = resident_bytes();
+    let (mut context, mut stream, mut from, mut to) = (null_mut(), null_mut(), 0, 0);
+    let size = 32 << 30;
+    let mut read = [7_u8; 64];
+    let written = [9_u8; 64];
+    // SAFETY: locals outlive the calls, and addresses are used while they are allocated.
+    unsafe {
+        driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap();
+        driver.cuCtxSetCurrent(context).unwrap();
+        driver.cuStreamCreate(&mut stream, 1).unwrap();
+        driver.cuMemAlloc_v2(&mut from, size).unwrap();
+        driver.cuMemAllocAsync(&mut to, size, stream).unwrap();
+        driver.cuMemsetD8Async(from, 1, size, stream).unwrap();
+        driver.cuMemcpyDtoDAsync_v2(to, from, size, stream).unwrap();
+        driver.cuMemcpyHtoDAsync_v2(to, written.as_ptr().cast(), written.len(), stream).unwrap();
+        driver.cuMemcpyDtoHAsync_v2(read.as_mut_ptr().cast(), to, read.len(), stream).unwrap();
+        driver.cuStreamSynchronize(stream).unwrap();
+        assert_eq!(read, [0; 64]);
+        // From host to host a copy is a copy.
+        driver.cuMemcpyAsync(read.as_mut_ptr() as u64, written.as_ptr() as u64, 64, stream).unwrap();
+        driver.cuStreamSynchronize(stream).unwrap();
+        assert_eq!(read, [9; 64]);
+        // Addresses are checked as always.
+        let beyond = driver.cuMemsetD8Async(from, 1, size + 1, stream);
+        assert!(beyond.is_err() || driver.cuStreamSynchronize(stream).is_err());
+    }
+    let grown_bytes = resident_bytes().saturating_sub(before_bytes);
+    assert!(grown_bytes < 64 << 20, "{grown_bytes} bytes");
+}
+
 /// Maps a handle of 2 MiB at an address.
 fn map(driver: &Driver, address: u64) {
     let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
@@ -74,7 +113,15 @@ fn map(driver: &Driver, address: u64) {
 
 /// The peak of the process's memory.
 fn peak_bytes() -> u64 {
+    status_bytes("VmHWM:")
+}
+
+fn resident_bytes() -> u64 {
+    status_bytes("VmRSS:")
+}
+
+fn status_bytes(row: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(row)).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }

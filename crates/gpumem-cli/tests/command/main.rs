@@ -314,6 +314,7 @@ fn a_program_is_run_and_summed_up() {
         ["--spill", "foo"],
         ["--record", "/nope/x"],
         ["--record", "/tmp"],
+        ["--simulate", "1KiB"],
     ] {
         let said = gpumem(["run"].iter().chain(&wrong).chain(&["--", "echo", "started"]));
         assert!(said.code == 2 && said.out.is_empty(), "{wrong:?}: {said:?}");
@@ -345,13 +346,24 @@ fn a_program_is_run_and_summed_up() {
     assert_eq!(record["peak_live_bytes"], 44 << 20, "{summary}");
     let said = gpumem(["run", "--limit", "8MiB", "--", own].iter().chain(&child));
     assert!(said.code != 0 && said.error.contains("refused"), "{said:?}");
+    // The same on devices that this machine lacks.
+    let said = gpumem(["run", "--simulate", "80GiB", "--", own].iter().chain(&child));
+    assert!(said.code == 0 && said.error.contains("a simulated device of 80.000 GiB"), "{said:?}");
+    let said = gpumem(["run", "--simulate", "32MiB", "--json", "--", own].iter().chain(&child));
+    let summary: Value = serde_json::from_str(said.error.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&summary["simulated_bytes"], &summary["records"][0]["refused"]),
+        (&(32 << 20).into(), &1.into())
+    );
+    assert!(said.code != 0, "{said:?}");
 }
 
 #[test]
 #[ignore = "run by `a_program_is_run_and_summed_up`, as a program of its own"]
 fn as_a_program() {
     use gpumem_trace::pool::{Device, Pool, Stream};
-    let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
+    let config = gpumem_sim::SimConfig::from_env().unwrap();
+    let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
     let pool = Pool::from_env(&device).unwrap();
     let stream = Stream::new(&device).unwrap();
     let _weights = pool.alloc(4 << 20, &stream).unwrap();

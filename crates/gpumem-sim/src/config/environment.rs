@@ -47,6 +47,10 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "a size such as `6GiB`: the simulator's devices are integrated, and this much of their memory is in the host's page cache (default: not integrated)",
     },
     Variable {
+        name: "GPUMEM_SIM_WORK",
+        meaning: "`run` (default) or `skip`: whether kernels run, and copies and fills of device memory; skipped, such memory takes no host memory",
+    },
+    Variable {
         name: "GPUMEM_SIM_LINKS",
         meaning: "`all` (default) or `none`: which of the simulator's devices have a link to each other",
     },

@@ -10,6 +10,7 @@ use crate::base::codes::ILLEGAL_ADDRESS;
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::memory::Allocation;
+use crate::memory::allocated_by::AllocatedBy;
 use crate::order::Point;
 use crate::report::finding::{AccessKind, FaultKind, KernelPlace, Origin};
 use crate::stream::Queued;
@@ -80,15 +81,15 @@ impl Machine {
     fn execute_work(&mut self, context: Handle, operation: Operation) -> Result<u64, Fault> {
         match operation {
             Operation::Copy { target, source, size_bytes, route } => {
-                let source = self.reach(context, AccessKind::CopyRead, source, size_bytes, route)?;
-                let target = self.reach(context, AccessKind::CopyWrite, target, size_bytes, route)?;
-                copy_bytes(source, target, size_bytes);
+                self.execute_copy(context, target, source, size_bytes, route)?;
                 Ok(self.config.costs.of_copy(route, size_bytes))
             }
             Operation::Staged { target, bytes } => {
                 let size_bytes = bytes.len() as u64;
-                let target = self.reach(context, AccessKind::CopyWrite, target, size_bytes, Route::Up)?;
-                copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
+                let reached = self.reach(context, AccessKind::CopyWrite, target, size_bytes, Route::Up)?;
+                if !self.skips(target) {
+                    copy_bytes(Bytes(bytes.as_ptr().cast_mut()), reached, size_bytes);
+                }
                 Ok(self.config.costs.of_staged(size_bytes))
             }
             Operation::CopyRows(copy) => self.execute_copy_rows(context, &copy),
@@ -98,6 +99,7 @@ impl Machine {
             }
             Operation::WaitValue(wish, _) => self.execute_value(&wish, false),
             Operation::WriteValue(wish) => self.execute_value(&wish, true),
+            Operation::Launch(_) if self.config.is_work_skipped => Ok(self.config.costs.launch_ns),
             Operation::Launch(launch) => self.execute_launch(context, &launch),
             // Host functions have run outside; the remaining operations were handled before.
             _ => Ok(0),
@@ -108,24 +110,46 @@ impl Machine {
         for (slice, row) in (0..copy.depth).flat_map(|slice| (0..copy.height).map(move |row| (slice, row))) {
             let source = copy.source + slice * copy.source_slice_bytes + row * copy.source_pitch;
             let target = copy.target + slice * copy.target_slice_bytes + row * copy.target_pitch;
-            let source = self.reach(context, AccessKind::CopyRead, source, copy.width_bytes, copy.route)?;
-            let target = self.reach(context, AccessKind::CopyWrite, target, copy.width_bytes, copy.route)?;
-            copy_bytes(source, target, copy.width_bytes);
+            self.execute_copy(context, target, source, copy.width_bytes, copy.route)?;
         }
         Ok(self.config.costs.of_copy(copy.route, copy.width_bytes * copy.height * copy.depth))
+    }
+
+    fn execute_copy(
+        &mut self,
+        context: Handle,
+        target: u64,
+        source: u64,
+        size_bytes: u64,
+        route: Route,
+    ) -> Result<(), Fault> {
+        let from = self.reach(context, AccessKind::CopyRead, source, size_bytes, route)?;
+        let to = self.reach(context, AccessKind::CopyWrite, target, size_bytes, route)?;
+        if !self.config.is_work_skipped || !is_device_address(source) && !is_device_address(target) {
+            copy_bytes(from, to, size_bytes);
+        } else if !self.skips(target) {
+            zero_bytes(to, size_bytes);
+        }
+        Ok(())
+    }
+
+    /// True if work is skipped that writes to an address. Memory of the program gets contents, because nothing else may have initialised it.
+    fn skips(&self, target: u64) -> bool {
+        let is_own = || {
+            let found = self.memory.live(target, 1);
+            found.is_some_and(|found| matches!(found.allocated_by, AllocatedBy::Host { .. }))
+        };
+        self.config.is_work_skipped && (is_device_address(target) || is_own())
     }
 
     fn execute_fill(&mut self, context: Handle, fill: &Fill) -> Result<u64, Fault> {
         for row in 0..fill.height {
             let size_bytes = fill.width * fill.pattern_bytes;
-            let target = self.reach(
-                context,
-                AccessKind::Memset,
-                fill.target + row * fill.pitch,
-                size_bytes,
-                Route::Within,
-            )?;
-            fill_bytes(target, fill);
+            let target = fill.target + row * fill.pitch;
+            let reached = self.reach(context, AccessKind::Memset, target, size_bytes, Route::Within)?;
+            if !self.skips(target) {
+                fill_bytes(reached, fill);
+            }
         }
         Ok(self.config.costs.of_fill(fill))
     }
@@ -223,6 +247,11 @@ pub(crate) fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {
     // SAFETY: device ranges lie in a live mapping of this instance. The program guaranteed to the driver that host ranges stay
     // valid until the copy is complete. The ranges may overlap, which `copy` allows.
     unsafe { core::ptr::copy(source.0, target.0, size_bytes as usize) };
+}
+
+fn zero_bytes(target: Bytes, size_bytes: u64) {
+    // SAFETY: the program guaranteed to the driver that the host range stays valid for writes until the copy is complete.
+    unsafe { target.0.write_bytes(0, size_bytes as usize) };
 }
 
 fn fill_bytes(target: Bytes, fill: &Fill) {
