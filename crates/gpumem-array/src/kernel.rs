@@ -58,6 +58,29 @@ pub struct Function {
     sizes_bytes: Option<Arc<[u16]>>,
 }
 
+/// A text of this crate with one kernel, as the driver takes it, and the parameters of the kernel.
+pub(crate) struct OwnText {
+    image: Vec<u8>,
+    signature: Option<Signature>,
+    sizes_bytes: Option<Arc<[u16]>>,
+}
+
+impl OwnText {
+    pub(crate) fn new(text: &str, name: &str) -> Result<Self, ArrayError> {
+        let signature = Signatures::of_entry(text, name);
+        let sizes_bytes = signature.as_deref().and_then(sizes_bytes);
+        Ok(Self { image: image(text)?, signature, sizes_bytes })
+    }
+
+    /// Loads the kernel.
+    pub(crate) fn load(&self, device: &Device, name: &str) -> Result<Function, ArrayError> {
+        let loaded = Loaded::load(device, &self.image, Signatures::default())?;
+        let function = Module(Arc::new(loaded)).function(name)?;
+        let (signature, sizes_bytes) = (self.signature.clone(), self.sizes_bytes.clone());
+        Ok(Function { signature, sizes_bytes, ..function })
+    }
+}
+
 /// The number of arguments that a launch can have.
 pub(crate) const ARGUMENTS_MAX: usize = 32;
 

@@ -1,9 +1,11 @@
-//! [`Generated`]: the kernels of expressions on one device. Each is written, compiled and loaded at its first use.
+//! [`Generated`]: the kernels of expressions on one device. Each is compiled and loaded at its first use there, and written at its first use
+//! in the process.
 
 use crate::error::ArrayError;
-use crate::kernel::{Function, Module};
+use crate::kernel::{Function, OwnText};
 use gpumem_pool::{Device, not_forked};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The kernels by all that their texts depend on, in lists by the hash of that. A search takes no lock: a kernel that is there stays.
 pub(crate) struct Generated(Box<[Link]>);
@@ -64,11 +66,30 @@ impl GeneratedKernel {
         if let Some(function) = self.function.get() {
             return Ok(function);
         }
-        let text = text();
-        let function = Module::load_own(device, &text)?.own_function(&text, name)?;
+        let function = written(&self.key, name, text)?.load(device, name)?;
         Ok(self.function.get_or_init(|| function))
     }
 }
+
+/// The text with this key. Devices share it, as long as it is among some hundreds of others.
+fn written(key: &[u8], name: &str, text: impl FnOnce() -> String) -> Result<Arc<OwnText>, ArrayError> {
+    static WRITTEN: Mutex<BTreeMap<Box<[u8]>, Arc<OwnText>>> = Mutex::new(BTreeMap::new());
+    let all = || WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(text) = all().get(key) {
+        return Ok(Arc::clone(text));
+    }
+    // Others may write theirs meanwhile.
+    let text = Arc::new(OwnText::new(&text(), name)?);
+    let mut all = all();
+    if all.len() >= WRITTEN_MAX {
+        all.clear();
+    }
+    all.insert(key.into(), Arc::clone(&text));
+    Ok(text)
+}
+
+/// Of a few thousand bytes each.
+const WRITTEN_MAX: usize = 512;
 
 /// Hashes two words at a time, which do not wait for each other.
 pub(crate) fn hash(key: &[u8]) -> usize {
