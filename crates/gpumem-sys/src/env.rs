@@ -174,10 +174,13 @@ fn is_secure() -> bool {
 }
 
 fn check_names(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Result<(), EnvError> {
-    let known = known_names();
     for name in names {
-        let name = name.as_ref().to_string_lossy();
-        if name.starts_with("GPUMEM_") && !known.iter().any(|known| is_of(&name, known)) {
+        // Most variables are of other programs.
+        if !name.as_ref().as_encoded_bytes().starts_with(b"GPUMEM_") {
+            continue;
+        }
+        let (name, known) = (name.as_ref().to_string_lossy(), known_names());
+        if !known.iter().any(|known| is_of(&name, known)) {
             let nearest = nearest(&name, &known);
             return Err(EnvError::UnknownVariable { nearest, name: name.into_owned() });
         }
