@@ -67,6 +67,19 @@ unsafe impl GlobalAlloc for Counted {
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(memory, layout) }
     }
+
+    // The functions that the trait provides would write all bytes, and copy those of every array that grows.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let _ended = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let _ended = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(memory, layout, new_size) }
+    }
 }
 
 #[global_allocator]
