@@ -194,10 +194,15 @@ def _attention() -> None:
             query, key, value = (one.to(dtype) if _is_eligible(one) else one for one in (query, key, value))
             if attn_mask is not None and _is_eligible(attn_mask):
                 attn_mask = attn_mask.to(dtype)
+        # What the operation is made of is not cast again.
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
+            return chosen(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def chosen(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: Optional[float],
+               enable_gqa: bool) -> Any:
         choice = attention_choice(query, key, value, attn_mask)
         if choice == "math":
-            return aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+            return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if enable_gqa and key.shape[1] != query.shape[1] and choice == "efficient":
             repeats = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -217,6 +222,34 @@ def _attention() -> None:
 
     torch.nn.functional.scaled_dot_product_attention = attention
     torch._C._nn.scaled_dot_product_attention = attention
+
+
+def _plain_attention(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: Optional[float],
+                     enable_gqa: bool) -> Any:
+    """`_scaled_dot_product_attention_math` (transformers/attention.cpp), which adds the mask to fake tensors in another way than to others.
+    Narrow types are computed in float."""
+    dtype = query.dtype
+    if dtype in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        query, key, value = query.float(), key.float(), value.float()
+    factor = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
+    query = query * (-factor if scale is not None and scale < 0.0 else factor)
+    if is_causal:
+        mask = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device="cuda").tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = query @ (key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores.add_(mask)
+    weights = aten._safe_softmax(scores, -1)
+    del scores
+    dropped = torch.dropout(weights, dropout_p, True) if dropout_p > 0.0 else weights
+    result = (dropped @ value).to(dtype)
+    # The operation returns the weights too.
+    weights.to(dtype)
+    return result
 
 
 def _dropout() -> None:

@@ -131,6 +131,9 @@ class Mode(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if func in _COMPOSED:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
@@ -341,6 +344,12 @@ def _without_generator(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # An index that no program uses: what PyTorch's own code makes there is made on the device.
 _NOWHERE = torch.device("meta", 77)
+
+
+# Operations with a gradient of their own that CUDA computes as a sequence of others.
+_COMPOSED = frozenset((
+    aten._safe_softmax.default, aten.logsumexp.default, aten.binary_cross_entropy_with_logits.default,
+))
 
 
 # --------------------------------------------------------------------------------------------------------- special operations

@@ -78,10 +78,45 @@ def masked_select(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
 
 def unique(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     mode.synchronize()
-    source = args[0]
     name = func.name().split("::")[1].split(".")[0].strip("_").rstrip("2")
     dim = _unique_dim(name, args, kwargs)
-    most = source.numel() if dim is None else source.shape[dim]
+    return _unique_rows(mode, func, args, kwargs, name, dim) if dim is not None else _unique_elements(mode, func, args, kwargs, name)
+
+
+def _unique_elements(mode: Mode, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """UniqueCub.cu. Values and counts are shortened at the end, and keep the memory of as many elements as the source has."""
+    source, most = args[0], args[0].numel()
+    is_sorted = "consecutive" in name
+    first = 1 if is_sorted else 2
+    has_inverse, has_counts = (bool(_argument(args, kwargs, first + index, key)) for index, key in enumerate(("return_inverse", "return_counts")))
+    long = lambda count: mode.make((count,), torch.int64, None, name)
+    kept = []
+    if not is_sorted:
+        kept = [mode.make((most,), source.dtype, None, name), long(most if has_inverse else 0)]
+        places = long(most if has_inverse else 0)
+        mode.temporary(radix_bytes(most, source.element_size() + (8 if has_inverse else 0)), name)
+        del places
+    inverse = mode.make(source.shape if has_inverse else (0,), torch.int64, None, name)
+    if has_inverse:
+        changes = [long(most), *([] if is_sorted else [long(most)])]
+        mode.temporary(1 << 16, name)
+        del changes
+    values = mode.make((most,), source.dtype, None, name)
+    counts = long(most if has_counts else 0)
+    mode.temporary(1 << 16, name)
+    del kept
+    found = _unique_of_known(mode, func, args, kwargs)
+    count = _assumed(mode, name, most, "elements") if found is None else found[0].shape[0]
+    with mode:
+        results = [values[:count], inverse, counts[:count] if has_counts else counts]
+    for result, twin in zip(results, found or ()):
+        set_value(result, twin, Cell(_note(args)))
+    return tuple(results)
+
+
+def _unique_rows(mode: Mode, func: Any, args: Any, kwargs: Any, name: str, dim: int) -> Any:
+    source = args[0]
+    most = source.shape[dim]
     # Places, and the places that are sorted with the values; behind the sort, the places by value.
     if "consecutive" not in name:
         mode.temporary(most * (source.element_size() + 16) + radix_bytes(most, source.element_size() + 8), name)
@@ -89,21 +124,13 @@ def unique(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     if found is None:
         count = _assumed(mode, name, most, "elements")
         known: list[Any] = [None] * 3
-        inverse = source.shape if dim is None else (most,)
-        shapes = [_with_size(source, dim, count), tuple(inverse), (count,)]
+        shapes = [tuple(count if one == dim else size for one, size in enumerate(source.shape)), (most,), (count,)]
     else:
         known = list(found)
         shapes = [tuple(twin.shape) for twin in found]
     results = []
     for index, (shape, twin) in enumerate(zip(shapes, known)):
-        dtype = source.dtype if index == 0 else torch.int64
-        if index == 0 and dim is None:
-            # The kernel shortens the result and keeps its memory.
-            whole = mode.make((most,), dtype, None, name)
-            with mode:
-                result = whole[: shape[0]]
-        else:
-            result = mode.make(shape, dtype, None, name)
+        result = mode.make(shape, source.dtype if index == 0 else torch.int64, None, name)
         if twin is not None:
             set_value(result, twin, Cell(_note(args)))
         results.append(result)
@@ -114,10 +141,6 @@ def unique(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
 def _unique_dim(name: str, args: Any, kwargs: Any) -> Any:
     dim = args[1] if name in ("unique_dim", "unique_dim_consecutive") else _argument(args, kwargs, 3, "dim") if name == "unique_consecutive" else None
     return None if dim is None else dim % args[0].dim()
-
-
-def _with_size(source: torch.Tensor, dim: Any, count: int) -> tuple[int, ...]:
-    return (count,) if dim is None else tuple(count if one == dim else size for one, size in enumerate(source.shape))
 
 
 def _unique_of_known(mode: Mode, func: Any, args: Any, kwargs: Any) -> Optional[list[torch.Tensor]]:

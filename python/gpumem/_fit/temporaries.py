@@ -35,9 +35,13 @@ def _embedding_backward(args: tuple[Any, ...]) -> int:
     return max(sort_bytes, 2 * count * indices.element_size() + partial_bytes)
 
 
+# Of pairs of 8 bytes each (cub's dispatch_radix_sort.cuh). Tiles of smaller ones are not much larger.
+_SORTED_TILE = 4608
+
+
 def radix_bytes(count: int, pair_bytes: int) -> int:
-    """cub's radix sort: a second copy of keys and values, and histograms."""
-    return count * pair_bytes + (1 << 18)
+    """cub's radix sort: a second copy of keys and values, sums of 256 digits for each tile, and histograms."""
+    return count * pair_bytes + -(-count // _SORTED_TILE) * 256 * 4 + (1 << 14)
 
 
 def _sort(args: tuple[Any, ...]) -> int:
