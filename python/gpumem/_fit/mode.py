@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import shapes
+from . import encoder, shapes
 from .front import attention_choice
 from .record import INSIDE, WORKSPACE, Place, Record
 from .temporaries import PRODUCTS, TEMPORARIES
@@ -245,7 +245,8 @@ class Mode(TorchDispatchMode):
         """cuBLAS has a workspace for each thread that computes and each stream; the backward pass has a thread of its own."""
         thread = "backward" if self.state.phase == "backward" else str(threading.get_ident() == self._main)
         wanted = [("cuBLAS", self.workspace_bytes)]
-        if self.light_workspace_bytes and func is aten.addmm.default and args[0].dim() == 1:
+        has_epilogue = func is aten.addmm.default or func is aten._addmm_activation.default
+        if self.light_workspace_bytes and has_epilogue and args[0].dim() == 1:
             wanted.append(("cuBLASLt", self.light_workspace_bytes))
         for library, size_bytes in wanted:
             key = (thread, self.state.stream, library)
@@ -405,23 +406,6 @@ def _attention_choice(mode: Mode, func: Any, args: Any, kwargs: Any) -> int:
     return ("math", "flash", "efficient").index(attention_choice(args[0], args[1], args[2], mask))
 
 
-def _encoder_layer(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
-    """A layer of an encoder in inference, which is one operation without a shape function."""
-    place = mode.place()
-    mode._workspace(func, args, place)
-    made = mode.make(args[0].shape, args[0].dtype, None, "encoder layer")
-    mode.temporary_of(func, args, "encoder layer", place)
-    return made
-
-
-def _attention_layer(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
-    made = _encoder_layer(mode, func, args, kwargs)
-    query, key, heads = args[0], args[1], args[4]
-    needs_weights = args[10] if len(args) > 10 else kwargs.get("need_weights", True)
-    shape = (query.shape[0], heads, query.shape[1], key.shape[1]) if needs_weights else (0,)
-    return made, mode.make(shape, query.dtype, None, "attention")
-
-
 def _nothing(mode: Mode, func: Any, args: Any, kwargs: Any) -> None:
     return None
 
@@ -433,10 +417,9 @@ _SPECIAL: dict[Any, _Special] = {
     aten.copy_.default: _copy,
     aten._local_scalar_dense.default: _number,
     aten.equal.default: _equal,
-    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    aten._native_multi_head_attention.default: _attention_layer,
     aten._fused_sdp_choice.default: _attention_choice,
     aten._linalg_check_errors.default: _nothing,
     aten.record_stream.default: _nothing,
+    **encoder.SPECIAL,
     **shapes.SPECIAL,
 }

@@ -132,13 +132,6 @@ def _group_norm(args: tuple[Any, ...]) -> int:
     return 2 * args[0].shape[0] * args[0].shape[1] * 4
 
 
-def _encoder_layer(args: tuple[Any, ...]) -> int:
-    """transformers/transformer.cpp, attention.cpp: one operation for a layer, in inference. Queries, keys and values twice, or the wide layer."""
-    source, wide = args[0], args[14]
-    x_bytes = _bytes(source)
-    return max(7 * x_bytes, 3 * x_bytes + x_bytes // source.shape[-1] * wide.shape[0])
-
-
 def _convolution(args: tuple[Any, ...]) -> int:
     """cuDNN computes with channels last, and turns tensors around in its workspace."""
     source, weight = args[0], args[1]
@@ -184,8 +177,6 @@ TEMPORARIES: dict[Any, Callable[[tuple[Any, ...]], int]] = {
     aten.sum.dim_IntList: _sum,
     aten.mean.dim: _sum,
     aten.native_group_norm.default: _group_norm,
-    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    aten._native_multi_head_attention.default: lambda args: 7 * _bytes(args[0]),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
 }
@@ -194,6 +185,5 @@ TEMPORARIES: dict[Any, Callable[[tuple[Any, ...]], int]] = {
 PRODUCTS = frozenset((
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addbmm.default, aten.mv.default, aten.addmv.default,
     aten.dot.default, aten.vdot.default, aten._scaled_mm.default, aten._addmm_activation.default,
-    aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default,
     aten.mm.out, aten.addmm.out, aten.bmm.out, aten.baddbmm.out, aten.addmv.out,
 ))
