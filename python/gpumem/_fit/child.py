@@ -47,10 +47,11 @@ class _Run:
 
     def __init__(self, options: dict[str, Any]) -> None:
         from . import cuda
+        from .clock import Clock
         from .mode import Lines, Mode, Notes, State
 
         self.options = options
-        self.record, self.state, self.notes = Record(), State(), Notes()
+        self.record, self.state, self.notes = Record(Clock(options["multiprocessor_count"])), State(), Notes()
         # What is not the script's own: this package, PyTorch, the interpreter and what is installed.
         import torch
 
@@ -145,7 +146,6 @@ class _Run:
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
             state.phase = "forward"
-            self.record.synchronize()
             counts = self.step_counts
             counts[id(optimizer)] = counts.get(id(optimizer), 0) + 1
             # With several optimizers, all have made their steps, unless one is rarely used.

@@ -18,6 +18,7 @@ from typing import Any, Optional
 import torch
 
 from . import front
+from .clock import Clock
 from .devices import Device
 from .mode import Mode
 
@@ -31,14 +32,21 @@ class Stream:
     """A stream: a number that the record names."""
 
     _count = 0
+    # Of the process.
+    clock: Clock
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         Stream._count += 1
+        # The first one is the default stream.
+        self.clock.is_running |= Stream._count > 1
         self.stream_id = self.cuda_stream = Stream._count
         self.priority, self.device, self.device_index, self.device_type = priority, torch.device("cuda", 0), 0, 1
 
-    def wait_stream(self, stream: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None:
+        self.clock.order(self.stream_id, self.clock.ready_s(stream.stream_id))
+
+    def wait_event(self, event: Any) -> None:
+        self.clock.order(self.stream_id, event.recorded_s)
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event
@@ -52,7 +60,7 @@ class Stream:
         return False
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize()
+        self.clock.wait(self.clock.ready_s(self.stream_id))
 
     def __enter__(self) -> Any:
         self._context = torch.cuda.stream(self)
@@ -77,19 +85,23 @@ class ExternalStream(Stream):
 class Event:
     """An event: it has happened as soon as it is asked."""
 
+    clock: Clock
+
     def __init__(self, *_: Any, **__: Any) -> None:
-        self._time = time.perf_counter()
+        self._time, self.recorded_s = time.perf_counter(), 0.0
 
     def record(self, stream: Any = None) -> None:
         self._time = time.perf_counter()
+        self.recorded_s = self.clock.ready_s((stream or torch.cuda.current_stream()).stream_id)
 
-    def wait(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None:
+        (stream or torch.cuda.current_stream()).wait_event(self)
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize()
+        self.clock.wait(self.recorded_s)
 
     def elapsed_time(self, end: Any) -> float:
         # Never 0: programs divide by it.
@@ -99,6 +111,7 @@ class Event:
 class _Cuda:
     def __init__(self, mode: Mode, device: Device, outside_bytes: int) -> None:
         self.mode, self.device, self.outside_bytes = mode, device, outside_bytes
+        Stream.clock = Event.clock = mode.clock
         self.default = Stream()
         self.default.stream_id = self.default.cuda_stream = 0
         self.current = threading.local()
@@ -121,7 +134,7 @@ class _Cuda:
         self.mode.state.stream = stream.stream_id
 
     def synchronize(self, *_: Any, **__: Any) -> None:
-        self.mode.synchronize()
+        self.mode.clock.synchronize()
 
     # Statistics.
 
@@ -296,7 +309,7 @@ class _Cuda:
         def record_stream(tensor: torch.Tensor, stream: Any) -> None:
             index = mode.block_of(tensor)
             if index is not None and mode.record.blocks[index].stream != stream.stream_id:
-                mode.record.blocks[index].is_used_elsewhere = True
+                mode.record.blocks[index].users.add(stream.stream_id)
 
         resize = torch.UntypedStorage.resize_
 

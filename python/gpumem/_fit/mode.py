@@ -93,6 +93,7 @@ class Mode(TorchDispatchMode):
     def __init__(self, record: Record, state: State, lines: Lines, notes: Notes, options: Mapping[str, Any]) -> None:
         super().__init__()
         self.record, self.state, self.lines, self.notes = record, state, lines, notes
+        self.clock = record.clock
         self.values = Values()
         self.fake = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self.workspace_bytes: int = options["workspace_bytes"]
@@ -142,12 +143,14 @@ class Mode(TorchDispatchMode):
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         # Pinning needs a driver, and takes no memory of the device.
         if func is aten._pin_memory.default:
-            return args[0].clone()
+            func = aten.clone.default
         if func is aten.is_pinned.default:
             return False
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self.clock.compute(func, result)
+        return result
 
     def plain(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An operation whose results have shapes that follow from those of its arguments."""
@@ -164,6 +167,7 @@ class Mode(TorchDispatchMode):
             self._track_growth(args, kwargs, place, operation.name)
         self.temporary_of(func, args, operation.name, place)
         self.values.follow(func, operation.mutated, args, kwargs, result)
+        self.clock.queue(self.state.stream, func, args, result)
         return result
 
     def make(self, shape: Sequence[int], dtype: torch.dtype, stride: Optional[Sequence[int]] = None, name: str = "") -> torch.Tensor:
@@ -265,15 +269,17 @@ class Mode(TorchDispatchMode):
     # ------------------------------------------------------------------------------------------------------------ values
 
     def synchronize(self) -> None:
-        self.record.synchronize()
+        """The host waits for the stream that it works on."""
+        self.clock.wait(self.clock.ready_s(self.state.stream))
 
     def note_values(self, tensor: torch.Tensor, what: str) -> None:
         """Says that values of the device were made up."""
         self.notes.add(what, self.lines.current())
 
-    def upload(self, source: torch.Tensor, dtype: torch.dtype, stride: Sequence[int]) -> torch.Tensor:
+    def upload(self, source: torch.Tensor, dtype: torch.dtype, stride: Sequence[int], is_awaited: bool = True) -> torch.Tensor:
         made = self.make(source.shape, dtype, stride, "to")
         self.values.uploaded(made, source)
+        self.clock.copy(self.state.stream, source, is_awaited)
         return made
 
     def number(self, tensor: torch.Tensor) -> Any:
@@ -291,9 +297,9 @@ class Mode(TorchDispatchMode):
         self.note_values(tensor, f"a value of the device is read, which is taken to be {number}")
         return number
 
-    def download(self, tensor: torch.Tensor, target: torch.Tensor) -> None:
+    def download(self, tensor: torch.Tensor, target: torch.Tensor, is_awaited: bool = True) -> None:
         """Copies a fake tensor into one of the host."""
-        self.synchronize()
+        self.clock.copy(self.state.stream, target, is_awaited)
         twin = twin_of(tensor)
         if twin is not None:
             self._say_made_up(tensor)
@@ -361,27 +367,29 @@ def _to_copy(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     is_from_device, is_to_device = is_on_device(source), device is None or torch.device(device).type == "cuda"
     if is_from_device and is_to_device:
         return mode.plain(func, (), args, {name: value for name, value in kwargs.items() if name != "pin_memory"})
-    dtype = kwargs.get("dtype") or source.dtype
+    dtype, is_awaited = kwargs.get("dtype") or source.dtype, not kwargs.get("non_blocking")
     memory_format = kwargs.get("memory_format") or torch.preserve_format
     if not is_from_device:
         model = torch.empty_like(source, dtype=dtype, device="meta", memory_format=memory_format)
-        return mode.upload(source, dtype, model.stride())
+        return mode.upload(source, dtype, model.stride(), is_awaited)
     with mode.fake:
         model = torch.empty_like(source, dtype=dtype, memory_format=memory_format)
     target = torch.empty_strided(tuple(model.shape), model.stride(), dtype=dtype)
-    mode.download(source, target)
+    mode.download(source, target, is_awaited)
     return target
 
 
 def _copy(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
+    is_awaited = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
     if is_on_device(target) and is_on_device(source):
         return mode.plain(func, (), args, kwargs)
     if is_on_device(source):
         twin = torch.empty(tuple(source.shape), dtype=source.dtype)
-        mode.download(source, twin)
+        mode.download(source, twin, is_awaited)
         target.copy_(twin)
     else:
+        mode.clock.copy(mode.state.stream, source, is_awaited)
         twin = twin_of(target)
         if twin is not None:
             twin.copy_(source)
