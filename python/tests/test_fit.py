@@ -165,6 +165,16 @@ assert not os.path.exists("never.pt")
         self.assertIn("torch.save writes nothing", str(done.answer["assumed"]))
         self.assertEqual(done.answer["ended"], "at its end")
 
+    def record(self, code, *options):
+        """The lines of the record, without its header."""
+        with tempfile.TemporaryDirectory() as folder:
+            record = Path(folder) / "kept.csv"
+            self.assertStatus(fit(code, "--steps", "0", "--record", str(record), *options), 0)
+            return record.read_text().splitlines()[1:]
+
+    def sizes(self, code, *options):
+        return [int(line.split(",")[2]) for line in self.record(code, *options) if line.startswith("a,")]
+
     def test_a_block_of_another_stream_is_free_when_that_has_ended(self):
         code = """
 import torch
@@ -176,12 +186,138 @@ x.record_stream(torch.cuda.current_stream())
 del x
 torch.cuda.synchronize()
 """
-        with tempfile.TemporaryDirectory() as folder:
-            record = Path(folder) / "kept.csv"
-            self.assertStatus(fit(code, "--record", str(record)), 0)
-            lines = record.read_text().splitlines()
-        self.assertEqual([line[0] for line in lines], ["#", "a", "f", "c"])
-        self.assertNotEqual(lines[1].split(",")[3], "0")
+        lines = self.record(code)
+        self.assertEqual([line[0] for line in lines], ["a", "f", "c"])
+        self.assertNotEqual(lines[0].split(",")[3], "0")
+
+    def test_memory_goes_to_another_stream_once_the_device_is_done(self):
+        code = """
+import torch
+side = torch.cuda.Stream()
+x = torch.ones(8192, 8192, device="cuda")
+for _ in range(5):
+    x @ x
+x.record_stream(side)
+del x
+{between}
+with torch.cuda.stream(side):
+    torch.ones(100, device="cuda")
+"""
+        # The products take longer than it takes to queue them; the host's random numbers take longer than the products.
+        for between, is_free in (("", False), ("torch.cuda.synchronize()", True), ("torch.rand(1 << 27)", True)):
+            with self.subTest(between=between):
+                lines = self.record(code.format(between=between), "--device", "h100")
+                last = next(place for place, line in enumerate(lines) if line.startswith("a,") and line.split(",")[2] == "400")
+                self.assertEqual("c,0" in lines[:last], is_free)
+                self.assertIn("c,0", lines)
+
+    def test_the_host_waits_for_a_full_queue(self):
+        code = """
+import torch
+side = torch.cuda.Stream()
+x = torch.ones(8192, 8192, device="cuda")
+kept = x + 1
+x.record_stream(side)
+del x
+for _ in range({count}):
+    kept.mul_(2)
+with torch.cuda.stream(side):
+    torch.ones(100, device="cuda")
+"""
+        for count, is_free in ((100, False), (1100, True)):
+            with self.subTest(count=count):
+                lines = self.record(code.format(count=count))
+                last = next(place for place, line in enumerate(lines) if line.startswith("a,") and line.split(",")[2] == "400")
+                self.assertEqual("c,0" in lines[:last], is_free)
+
+    def test_one_stream_needs_no_clock(self):
+        self.assertNotIn("c", {line[0] for line in self.record(TRAINING, "--steps", "2")})
+
+    def test_plain_attention_is_kept_in_float_once(self):
+        code = """
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+heads, rows, width = 8, 1024, 64
+q, k, v = (torch.randn(1, heads, rows, width, device="cuda", requires_grad=True) for _ in range(3))
+with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+assert out.dtype == torch.bfloat16
+before = torch.cuda.memory_allocated()
+del q, k, v
+torch.ones(100, device="cuda")
+"""
+        lines = self.record(code)
+        sizes = {line.split(",")[1]: int(line.split(",")[2]) for line in lines if line.startswith("a,")}
+        weights = 4 * 8 * 1024 * 1024
+        upto = next(place for place, line in enumerate(lines) if line.startswith("a,") and line.split(",")[2] == "400")
+        freed = {line.split(",")[1] for line in lines[:upto] if line.startswith("f,")}
+        # The weights alone; nothing in the narrow type, in which the sum of parts does not compute.
+        self.assertEqual([size for one, size in sizes.items() if one not in freed and size >= weights // 2], [weights])
+        # The scores and the softmax of them; a byte for each score; and the softmax in the type of the result, which is returned too.
+        self.assertEqual(list(sizes.values()).count(weights), 2)
+        self.assertEqual(list(sizes.values()).count(weights // 4), 1)
+        self.assertEqual(list(sizes.values()).count(weights // 2), 1)
+
+    def test_composed_operations_show_what_they_take_inside(self):
+        sizes = self.sizes("""
+import torch
+x, y = torch.zeros(1000, 1000, device="cuda"), torch.zeros(1000, 1000, device="cuda")
+torch.nn.functional.binary_cross_entropy_with_logits(x, y)
+""")
+        # The arguments, and what is computed of them before the mean.
+        self.assertEqual(sizes.count(4_000_000), 4)
+
+    def test_counts_of_unique_keep_the_memory_of_all_elements(self):
+        code = """
+import torch
+x = torch.arange(100_000).div(10, rounding_mode="floor").cuda()
+values, inverse, counts = x.{name}(return_inverse=True, return_counts=True)
+assert values.shape == counts.shape == (10_000,) and inverse.shape == x.shape
+assert counts.tolist() == [10] * 10_000 and values.tolist() == list(range(10_000)) and inverse.tolist() == x.tolist()
+torch.ones(100, device="cuda")
+"""
+        for name in ("unique", "unique_consecutive"):
+            with self.subTest(name=name):
+                lines = self.record(code.format(name=name))
+                upto = next(place for place, line in enumerate(lines) if line.startswith("a,") and line.split(",")[2] == "400")
+                freed = {line.split(",")[1] for line in lines[:upto] if line.startswith("f,")}
+                live = [line.split(",") for line in lines[:upto] if line.startswith("a,")]
+                # The source and all three results.
+                self.assertEqual([int(size) for _, one, size, _ in live if one not in freed], [800_000] * 4)
+
+    def test_a_layer_of_an_encoder_is_taken_apart(self):
+        code = """
+import torch
+from torch import nn
+batch, rows, width = 16, 256, 512
+layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True).to("cuda", torch.float16).eval()
+x = torch.randn(batch, rows, width).to("cuda", torch.float16)
+with torch.inference_mode():
+    assert layer(x).shape == x.shape
+"""
+        answer = fit(code, "--steps", "0", "--json").answer
+        x_bytes, weights = 2 * 16 * 256 * 512, 2 * 12 * 512 * 512
+        products = sum(one["live_bytes"] for one in answer["holders"] if one["operation"] == "cuBLAS workspace")
+        # At its peak: the layer's source, what attention gave, the wide tensor, and its product.
+        needed = answer["peak_allocated_bytes"] - products
+        self.assertGreaterEqual(needed, 7 * x_bytes + weights)
+        self.assertLess(needed, 7.5 * x_bytes + weights)
+
+    def test_layers_in_inference(self):
+        code = """
+import torch
+from torch import nn
+x, other = torch.randn(4, 10, 64).cuda(), torch.randn(4, 7, 64).cuda()
+padding = torch.zeros(4, 10, dtype=torch.bool).cuda()
+attention = nn.MultiheadAttention(64, 4, batch_first=True).cuda().eval()
+with torch.no_grad():
+    for norm_first in (False, True):
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=norm_first).cuda().eval()
+        assert layer(x, src_key_padding_mask=padding).shape == x.shape
+    shapes = [attention(x, x, x)[1].shape, attention(x, x, x, average_attn_weights=False)[1].shape, attention(x, other, other)[1].shape]
+    assert shapes == [(4, 10, 10), (4, 4, 10, 10), (4, 10, 7)], shapes
+"""
+        self.assertStatus(fit(code, "--steps", "0", "--json"), 0)
 
     def test_no_answer_is_an_error(self):
         for code, options, text in (

@@ -52,7 +52,8 @@ def _attention(mode: Mode, func: Any, args: Any, kwargs: Any) -> tuple[torch.Ten
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor,
-            out_weight: torch.Tensor, out_bias: torch.Tensor, mask: Optional[torch.Tensor], needs_weights: bool, is_mean: bool) -> tuple[torch.Tensor, torch.Tensor]:
+            out_weight: torch.Tensor, out_bias: torch.Tensor, mask: Optional[torch.Tensor], needs_weights: bool,
+            is_mean: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """transformers/cuda/attention.cu."""
     batch, rows, width = query.shape
     is_own = query is key and key is value

@@ -354,9 +354,7 @@ _NOWHERE = torch.device("meta", 77)
 
 
 # Operations with a gradient of their own that CUDA computes as a sequence of others.
-_COMPOSED = frozenset((
-    aten._safe_softmax.default, aten.logsumexp.default, aten.binary_cross_entropy_with_logits.default,
-))
+_COMPOSED = frozenset((aten._safe_softmax.default, aten.binary_cross_entropy_with_logits.default))
 
 
 # --------------------------------------------------------------------------------------------------------- special operations
