@@ -10,7 +10,7 @@
 //! | --- | --- | --- |
 //! | `status` | `{"do":"status"}` | the process, and the status of each pool |
 //! | `prometheus` | `{"do":"prometheus"}` | the text format of Prometheus, and an empty line |
-//! | `record PATH` | `{"do":"record","path":"/…"}` | a recording of all pools begins, with the blocks that are live |
+//! | `record PATH` | `{"do":"record","path":"/…"}` | a recording of all pools of device memory begins, with the blocks that are live |
 //! | `stop` | `{"do":"stop"}` | the recording ends |
 //! | `flight` | `{"do":"flight"}` | the flight recorders write their files |
 //! | `limit POOL soft|hard BYTES` | `{"do":"limit","pool":"…","kind":"soft","limit":"…"}` | a limit is set; POOL is a name or a number |
