@@ -3,7 +3,6 @@ allocations. `python -m gpumem --help` lists what it does."""
 
 import os
 import sys
-from pathlib import Path
 
 
 def main() -> None:
@@ -20,12 +19,13 @@ def main() -> None:
     if arguments[:1] == ["doctor"] and not any(argument.startswith("--python") for argument in arguments):
         # It looks at the packages of this Python.
         arguments += ["--python", sys.executable]
-    program = Path(__file__).parent / "bin" / "gpumem"
+    from ._native import PROGRAM
+
     try:
         # The name that usage texts show, and the commands that it advises.
-        os.execv(program, ["python -m gpumem", *arguments])
+        os.execv(PROGRAM, ["python -m gpumem", *arguments])
     except OSError as error:
-        raise SystemExit(f"cannot start {program}: {error.strerror}; install the wheel again") from error
+        raise SystemExit(f"cannot start {PROGRAM}: {error.strerror}; install the wheel again") from error
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, SupportsIndex, TypeVar, Union
 _Kept = TypeVar("_Kept")
 
 FOLDER = Path(__file__).parent / "lib"
+# The command.
+PROGRAM = Path(__file__).parent / "bin" / "gpumem"
 
 try:
     library = ctypes.CDLL(str(FOLDER / "libgpumem.so.0"))

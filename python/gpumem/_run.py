@@ -17,6 +17,7 @@ from typing import Any
 import _gpumem_start
 
 from . import _summary
+from ._native import PROGRAM
 
 _USAGE = """\
 python -m gpumem run [options] train.py …
@@ -128,14 +129,13 @@ def _check_values(given: dict[str, str]) -> None:
     """Refuses values that the program's pools would refuse, before it starts: the command knows them."""
     if not given:
         return
-    command = Path(__file__).parent / "bin" / "gpumem"
     options = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", value)]
     # A program that uses no pool.
-    check = [str(command), "run", *([] if "record" in given else ["--no-record"]), *options, "--", str(command), "--version"]
+    check = [str(PROGRAM), "run", *([] if "record" in given else ["--no-record"]), *options, "--", str(PROGRAM), "--version"]
     try:
         done = subprocess.run(check, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     except OSError as error:
-        raise SystemExit(f"cannot start {command}: {error.strerror}; install the wheel again") from error
+        raise SystemExit(f"cannot start {PROGRAM}: {error.strerror}; install the wheel again") from error
     if done.returncode != 0:
         sys.stderr.write(done.stderr)
         raise SystemExit(done.returncode)

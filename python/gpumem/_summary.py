@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from typing import Any
 
 from . import Error, Pool
+from ._native import PROGRAM
 
 # The lines that are shown.
 _HOLDER_COUNT = 5
+# Seconds; a million requests take about one.
+_REPORT_WITHIN = 60
 
 # What `python -m gpumem run` runs; none in processes that GPUMEM_INSTALL has reached.
 _program: str | None = None
@@ -45,6 +49,10 @@ def at_end(has_summary: bool) -> None:
     if not has_summary:
         return
     devices = [_figures(ordinal, pool) for ordinal, pool in pools]
+    record = os.environ.get("GPUMEM_TRACE", "").replace("%p", str(os.getpid()))
+    # The record does not tell devices apart.
+    if record and len(devices) == 1 and "gpumem.torch" in sys.modules:
+        devices[0]["pytorch_reserved_bytes"] = _pytorch_bytes(record)
     if not devices and _program is None:
         return
     text = json.dumps({"program": _name(), "process": os.getpid(), "devices": devices}) if _is_json else _text(devices)
@@ -95,6 +103,17 @@ def _figures(ordinal: int, pool: Pool) -> dict[str, Any]:
     }
 
 
+def _pytorch_bytes(record: str) -> int | None:
+    """What PyTorch's own allocator would have reserved; None if it would have run out of memory, or if the record does not tell."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEM_")}
+    try:
+        done = subprocess.run([PROGRAM, "report", "--json", record], capture_output=True, env=environment, timeout=_REPORT_WITHIN)
+        found: int | None = json.loads(done.stdout)["pytorch_reserved_bytes"]
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
+        return None
+    return found
+
+
 def _peaks_before(ordinal: int) -> tuple[int, int]:
     """The peaks before the program's last `reset_peak_memory_stats`."""
     module: Any = sys.modules.get("gpumem.torch")
@@ -123,6 +142,10 @@ def _device_lines(device: dict[str, Any]) -> list[str]:
     ratio = f", {reserved / allocated:.3f} times as much" if allocated else ""
     lines.append(f"    allocated  {_size(allocated)} at most")
     lines.append(f"    reserved   {_size(reserved)} at most{ratio}")
+    natively = device.get("pytorch_reserved_bytes")
+    if natively is not None:
+        more = f", {natively / allocated:.3f} times as much" if allocated else ""
+        lines.append(f"    natively   {_size(natively)}{more}, by PyTorch's own allocator as the recording tells")
     lines.append(f"    refused    {device['refusal_count']:,} of {device['allocation_count'] + device['refusal_count']:,} requests")
     if not device["holders"]:
         lines.append("    held by    --stacks names the lines (stacks in GPUMEM_INSTALL)")

@@ -7,7 +7,7 @@ use gpumem_trace::Trace;
 use gpumem_trace::pool::Limit;
 use gpumem_trace::pool::sys::{Driver, DriverKind};
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Machine {
     /// True for this machine's GPU.
     pub(crate) is_gpu: bool,

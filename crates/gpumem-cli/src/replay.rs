@@ -325,6 +325,7 @@ impl<'a> Answer<'a> {
                 outcome.ratio()
             );
         }
+        text += &self.pytorch();
         text += &recorded(trace);
         let (at, heading) = match self.refused.or(self.refused_late) {
             Some(event) => (event, format!("held when it is refused, at {}", moment(trace, event))),
@@ -346,6 +347,29 @@ impl<'a> Answer<'a> {
         text
     }
 
+    /// The memory that the program may use: the limit, or that of the device.
+    fn memory_bytes(&self) -> u64 {
+        let device_bytes = self.args.machine().memory_bytes(self.trace);
+        match self.setup.hard_limit {
+            Some(Limit::Bytes(limit_bytes)) => limit_bytes.min(device_bytes),
+            _ => device_bytes,
+        }
+    }
+
+    /// What PyTorch's own allocator would reserve for the same requests.
+    fn pytorch(&self) -> String {
+        let (trace, memory_bytes) = (self.trace, self.memory_bytes());
+        let live_bytes = trace.peaks().live_incl_deferred_bytes.max(1);
+        match trace.pytorch_reserved_bytes(memory_bytes) {
+            Some(bytes) => format!(
+                "  pytorch   its own allocator would reserve {}, {:.3} of live\n",
+                Bytes(bytes),
+                bytes as f64 / live_bytes as f64
+            ),
+            None => format!("  pytorch   its own allocator would need more than {}\n", Bytes(memory_bytes)),
+        }
+    }
+
     fn json(&self) -> Value {
         let Self { args, trace, file, setup, result, most, .. } = self;
         let mut value = figures::json(trace, result.as_ref().ok());
@@ -363,6 +387,7 @@ impl<'a> Answer<'a> {
         };
         value["open_end"] = json!(trace.open_end().map(|end| end.to_string()));
         value["limit"] = json!(setup.hard_limit.map(|limit| limit.to_string()));
+        value["pytorch_reserved_bytes"] = json!(trace.pytorch_reserved_bytes(self.memory_bytes()));
         value["device_bytes"] = json!((!args.gpu).then(|| args.machine().memory_bytes(trace)));
         value["settings"] = json!(settings(args, trace, setup));
         value["requests"] = json!(request_count(trace, trace.events().len()));

@@ -7,6 +7,7 @@ use crate::describe::{
     seconds,
 };
 use crate::input::{self, Input};
+use crate::machine::Machine;
 use crate::output::{BAD, GOOD, HEADING, NOTE, Verdict, command_name, complain, next, print, shell, styled};
 use crate::replay::{ROWS, growth_json, holders_json};
 use anyhow::{Context, Result, bail};
@@ -189,6 +190,7 @@ fn json_of(trace: &Trace) -> Value {
         "peak_live_bytes": trace.peaks().live_bytes,
         "peak_event": trace.peak_event(),
         "holders_at_peak": holders_json(trace, trace.peak_event() + 1),
+        "pytorch_reserved_bytes": trace.pytorch_reserved_bytes(Machine::default().memory_bytes(trace)),
     })
 }
 

@@ -68,6 +68,7 @@ pub use gpumem_pool as pool;
 pub mod calls;
 mod error;
 pub mod fit;
+mod pytorch;
 mod read;
 #[allow(unsafe_code)]
 mod replay;

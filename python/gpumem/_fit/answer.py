@@ -51,6 +51,8 @@ class Answer:
         peak = summary["peak_place"]
         lines.append(f"  allocated {size_text(summary['peak_allocated_bytes'])} at its peak: {peak['phase']}, {peak['line']}")
         lines.append(f"  reserved  {size_text(self.replay.reserved_bytes)} by gpumem's pool")
+        pytorch_bytes = self.replay.pytorch_bytes
+        lines.append(f"  pytorch   its own allocator would {f'reserve {size_text(pytorch_bytes)}' if pytorch_bytes is not None else 'run out of memory'}")
         whose = "--context" if self.is_own_context else f"assumed for {self.device.class_text}; --context sets it"
         lines.append(f"  outside   {size_text(self.outside_bytes)} of the context and the libraries ({whose})")
         lines.append(f"  ran       {self._ran_text()}")
@@ -69,6 +71,7 @@ class Answer:
             "outside_bytes": self.outside_bytes,
             "needed_bytes": self.needed_bytes,
             "peak_reserved_bytes": self.replay.reserved_bytes,
+            "pytorch_reserved_bytes": self.replay.pytorch_bytes,
             "peak_allocated_bytes": summary["peak_allocated_bytes"],
             "peak_tensor_bytes": summary["peak_tensor_bytes"],
             "peak_place": summary["peak_place"],

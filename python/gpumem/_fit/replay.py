@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).parents[1] / "bin" / "gpumem"
+from .._native import PROGRAM
 
 
 # The largest device that can be simulated.
@@ -29,19 +29,21 @@ class Replayed:
     refused_event: int | None
     # Settings that it fits with, if it does not with the defaults.
     helpful_conf: str | None
+    # By PyTorch's own allocator in the same memory; None if that would not suffice.
+    pytorch_bytes: int | None
 
 
 def replay(record: Path, limit_bytes: int, device_bytes: int, profile: str | None) -> Replayed:
     settings = [] if profile is None else ["--profile", profile]
     limited = _run(record, "--limit", f"{limit_bytes}", "--device", str(device_bytes), *settings)
     if limited["fits"]:
-        return Replayed(True, int(limited["peak_reserved_bytes"]), None, None)
+        return Replayed(True, int(limited["peak_reserved_bytes"]), None, None, limited["pytorch_reserved_bytes"])
     # A device that everything fits on shows how much is needed.
     free = _run(record, "--device", str(_LARGE_BYTES), *settings)
     helpful = None
     if profile is None:
         helpful = next((f"profile:{one}" for one in ("tight",) if _run(record, "--limit", str(limit_bytes), "--profile", one)["fits"]), None)
-    return Replayed(False, int(free["peak_reserved_bytes"]), limited["refused_event"], helpful)
+    return Replayed(False, int(free["peak_reserved_bytes"]), limited["refused_event"], helpful, limited["pytorch_reserved_bytes"])
 
 
 def _run(record: Path, *options: str) -> dict[str, Any]:

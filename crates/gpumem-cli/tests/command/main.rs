@@ -22,6 +22,7 @@ fn the_first_line_answers() {
     let first = said.out.lines().next().unwrap();
     assert!(first.starts_with("run: fits in 1.000 GiB: peak ") && first.contains(", 0 of "), "{first}");
     assert!(!said.out.contains('\u{1b}'), "no colours in a pipe: {said:?}");
+    assert!(said.out.contains("\n  pytorch   its own allocator would reserve "), "{said:?}");
     let said = gpumem(["replay", &file, "--limit", "4MiB"]);
     assert_eq!(said.code, 1, "{said:?}");
     let first = said.out.lines().next().unwrap();
