@@ -253,6 +253,8 @@ gpumem_result allocate(std::size_t size, int device, RawStream raw, void **addre
 
 } // namespace
 
+EXPORTED void gpumem_torch_raise(gpumem_result result, std::size_t size, int device);
+
 /* -------------------------------------------------------------------------------------------------- called by gpumem/torch.py */
 
 /* Takes PyTorch's constructor and classes. Returns 0 if what they make is not what PyTorch catches. */
@@ -315,9 +317,7 @@ EXPORTED std::uint32_t gpumem_torch_loaded_version() { return gpumem_version(); 
 
 EXPORTED void *gpumem_torch_alloc(std::size_t size, int device, RawStream stream) {
     void *address = nullptr;
-    const gpumem_result result = allocate(size, device, stream, &address);
-    if (result == GPUMEM_ERROR_OUT_OF_MEMORY) raise_out_of_memory(size, device, pools[device].load(std::memory_order_acquire));
-    check(result);
+    gpumem_torch_raise(allocate(size, device, stream, &address), size, device);
     return address;
 }
 
@@ -335,6 +335,33 @@ EXPORTED void gpumem_torch_free(void *address, std::size_t, int, RawStream) {
     if (gpumem_free(address) == GPUMEM_SUCCESS) return;
     if (failed_frees.fetch_add(1, std::memory_order_relaxed) == 0)
         std::fprintf(stderr, "gpumem: a tensor's memory could not be freed: %s\n", gpumem_last_error_as(GPUMEM_INTERFACE_PYTORCH));
+}
+
+/* For the allocator that is compiled against PyTorch's headers (gpumem/_full/allocator.cpp), which has observers to call before it throws. */
+EXPORTED gpumem_result gpumem_torch_try_alloc(std::size_t size, int device, RawStream stream, void **address) {
+    return allocate(size, device, stream, address);
+}
+
+EXPORTED void gpumem_torch_raise(gpumem_result result, std::size_t size, int device) {
+    if (result == GPUMEM_ERROR_OUT_OF_MEMORY) raise_out_of_memory(size, device, gpumem_torch_made_pool(device));
+    check(result);
+}
+
+EXPORTED gpumem_result gpumem_torch_add_capture(gpumem_captures *captures, int device, RawStream raw) {
+    return with_stream(raw, device, [=](KnownStream &known) { return gpumem_captures_add(captures, known.stream); });
+}
+
+/* Waits on the host for the work of a stream. */
+EXPORTED gpumem_result gpumem_torch_synchronize(int device, RawStream raw) {
+    return with_stream(raw, device, [](KnownStream &known) { return gpumem_stream_synchronize(known.stream); });
+}
+
+/* Makes a stream wait for what another has queued. */
+EXPORTED gpumem_result gpumem_torch_wait_for(int device, RawStream raw, RawStream other) {
+    return with_stream(other, device, [=](KnownStream &awaited) {
+        gpumem_stream *stream = awaited.stream;
+        return with_stream(raw, device, [=](KnownStream &known) { return gpumem_stream_wait_for(known.stream, stream); });
+    });
 }
 
 EXPORTED void gpumem_torch_record_stream(void *address, RawStream raw) {

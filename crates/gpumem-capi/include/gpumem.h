@@ -62,6 +62,16 @@
 #define GPUMEM_USE_WRITE 1
 
 /*
+ The range is memory that the pool holds from the device: its blocks, and what is free between them.
+ */
+#define GPUMEM_RANGE_RESERVED 0
+
+/*
+ The range is a live block, with the requested size.
+ */
+#define GPUMEM_RANGE_BLOCK 1
+
+/*
  The result of a function. After an error, `gpumem_last_error` has the text, and nothing else has changed unless the function says so.
  */
 typedef enum gpumem_result {
@@ -397,6 +407,12 @@ typedef struct gpumem_status {
    */
   uint64_t spill_wait_time;
 } gpumem_status;
+
+/*
+ Receives a range of `gpumem_pool_ranges`, and what it is, such as `GPUMEM_RANGE_BLOCK`. It must return: no exception or `longjmp` may
+ leave it.
+ */
+typedef void (*gpumem_range_fn)(uint32_t kind, void *address, uint64_t size_bytes, void *user_data);
 
 #ifdef __cplusplus
 extern "C" {
@@ -944,6 +960,21 @@ enum gpumem_result gpumem_pool_explain_refusal(struct gpumem_pool *pool,
                                                char *text,
                                                size_t capacity_bytes,
                                                size_t *length_bytes);
+
+/*
+ Calls `visit` with each range of memory that the pool holds from the device, in order, and then with each live block of its device that
+ this library has allocated, from any pool, in order. The call describes one moment; `visit` runs after it, without a lock, and may call
+ any function of this library. Pools of the backends `native` and `none` have blocks only.
+
+ Errors: `INVALID_ARGUMENT` for a null pointer.
+
+ # Safety
+
+ `visit` may be called with `user_data` until this call returns.
+ */
+enum gpumem_result gpumem_pool_ranges(struct gpumem_pool *pool,
+                                      gpumem_range_fn visit,
+                                      void *user_data);
 
 /*
  Resets the peaks that `gpumem_pool_status` reports.

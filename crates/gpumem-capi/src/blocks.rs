@@ -126,6 +126,18 @@ pub(crate) fn with<R>(address: u64, work: impl FnOnce(&Block) -> CallResult<R>) 
     result
 }
 
+/// Calls `visit` with each live block, for as long as no other thread can free it.
+pub(crate) fn for_each(mut visit: impl FnMut(&Block)) -> CallResult {
+    for shard in &SHARDS {
+        let blocks = shard.lock().ok_or(PoolError::Device(DeviceError::Forked))?;
+        for raw in blocks.places.iter().flatten() {
+            // SAFETY: `keep` and `with` made it by `into_raw`. It is not dropped here, and nothing is recorded in it: the table has its state.
+            visit(&ManuallyDrop::new(unsafe { Block::from_raw(*raw) }));
+        }
+    }
+    Ok(())
+}
+
 #[cold]
 fn unknown(address: u64) -> Failure {
     let text = format!(

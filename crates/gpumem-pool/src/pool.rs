@@ -53,7 +53,7 @@ use crate::limits::{Limits, WeakList};
 use crate::stats::Status;
 use adaptors::Stack;
 use alignment::check_alignment;
-use core::ops::RangeInclusive;
+use core::ops::{Range, RangeInclusive};
 use gpumem_device::internal::not_forked;
 use gpumem_device::{Device, Stream};
 use gpumem_sys::text::{Shown, debug_fields};
@@ -966,6 +966,41 @@ impl Pool {
     pub fn status(&self) -> Result<Status, PoolError> {
         not_forked()?;
         self.0.listing.status()
+    }
+
+    /// Returns the device addresses that the pool has memory for, in order, with neighbours joined. Free memory between blocks is part of
+    /// them. The backends `native` and `none` keep no records of it, and return nothing.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+    /// let block = pool.alloc(3 << 20, &stream)?;
+    /// let ranges = pool.reserved_ranges()?;
+    /// assert!(ranges.iter().any(|range| range.contains(&block.address())));
+    /// let reserved_bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    /// assert_eq!(reserved_bytes, pool.status()?.reserved_bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Forked`](crate::DeviceError::Forked) in a forked child.
+    pub fn reserved_ranges(&self) -> Result<Vec<Range<u64>>, PoolError> {
+        not_forked()?;
+        let mut mappings = self.0.backend.mappings();
+        mappings.sort_unstable();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (start, size_bytes) in mappings {
+            let end = start.saturating_add(size_bytes);
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+        Ok(ranges)
     }
 
     /// Resets the peak counters reported by [`Pool::status`].

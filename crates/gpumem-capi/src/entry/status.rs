@@ -5,9 +5,10 @@
 use super::arguments::{self, Versioned, check, put_text};
 use super::interface_of;
 use super::pools::{self, gpumem_pool};
+use crate::blocks;
 use crate::error::{Failure, gpumem_result, guarded};
 use ::gpumem_pool::{Interface, Status};
-use core::ffi::c_char;
+use core::ffi::{c_char, c_void};
 
 /// A pool's counters at one moment, in bytes unless they count. Set `struct_size` before the call.
 #[repr(C)]
@@ -105,6 +106,55 @@ pub unsafe extern "C" fn gpumem_pool_explain_refusal(
         let report = interface_of(interface).unwrap_or(Interface::C).translate(&report);
         // SAFETY: the caller promises the places.
         unsafe { put_text(&report, text, capacity_bytes, length_bytes) }
+    })
+}
+
+/// The range is memory that the pool holds from the device: its blocks, and what is free between them.
+pub const GPUMEM_RANGE_RESERVED: u32 = 0;
+/// The range is a live block, with the requested size.
+pub const GPUMEM_RANGE_BLOCK: u32 = 1;
+
+/// Receives a range of `gpumem_pool_ranges`, and what it is, such as `GPUMEM_RANGE_BLOCK`. It must return: no exception or `longjmp` may
+/// leave it.
+pub type gpumem_range_fn =
+    Option<unsafe extern "C" fn(kind: u32, address: *mut c_void, size_bytes: u64, user_data: *mut c_void)>;
+
+/// Calls `visit` with each range of memory that the pool holds from the device, in order, and then with each live block of its device that
+/// this library has allocated, from any pool, in order. The call describes one moment; `visit` runs after it, without a lock, and may call
+/// any function of this library. Pools of the backends `native` and `none` have blocks only.
+///
+/// Errors: `INVALID_ARGUMENT` for a null pointer.
+///
+/// # Safety
+///
+/// `visit` may be called with `user_data` until this call returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_ranges(
+    pool: *mut gpumem_pool,
+    visit: gpumem_range_fn,
+    user_data: *mut c_void,
+) -> gpumem_result {
+    guarded(|| {
+        let visit = visit.ok_or_else(|| Failure::argument("visit is null; pass a function"))?;
+        let (device, reserved) =
+            pools::with(pool, |entry| Ok((entry.pool.device().clone(), entry.pool.reserved_ranges()?)))?;
+        let mut held = Vec::new();
+        blocks::for_each(|block| {
+            if *block.device() == device {
+                held.push((block.address(), block.size_bytes()));
+            }
+        })?;
+        held.sort_unstable();
+        let reserved = reserved
+            .into_iter()
+            .map(|range| (GPUMEM_RANGE_RESERVED, range.start, range.end.saturating_sub(range.start)));
+        let held = held.into_iter().map(|(address, size_bytes)| (GPUMEM_RANGE_BLOCK, address, size_bytes));
+        for (kind, address, size_bytes) in reserved.chain(held) {
+            let address = core::ptr::with_exposed_provenance_mut(address as usize);
+            // SAFETY: the caller allows the call.
+            unsafe { visit(kind, address, size_bytes, user_data) };
+        }
+        Ok(())
     })
 }
 

@@ -68,6 +68,11 @@ pub(crate) trait MemorySource {
         Ok(None)
     }
 
+    /// The addresses that the device has memory for: start and size in bytes, in any order. Empty for backends that keep no records.
+    fn mappings(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+
     /// Takes back a block that is being dropped. Never panics. Never waits, except in `none`.
     fn free(&self, freed: &FreeRequest) -> FreeOutcome;
 

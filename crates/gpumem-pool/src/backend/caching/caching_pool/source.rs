@@ -217,6 +217,11 @@ impl MemorySource for Arc<CachingPool> {
         }))
     }
 
+    fn mappings(&self) -> Vec<(u64, u64)> {
+        let core = self.core();
+        core.heap.mappings().chain(core.extents.mappings()).collect()
+    }
+
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError> {
         let mut core = self.core();
         if core.is_sleeping() {
