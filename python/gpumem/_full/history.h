@@ -21,7 +21,9 @@
 
 namespace gpumem {
 
+using c10::DeviceIndex;
 using c10::GatheredContext;
+using c10::MempoolId_t;
 using c10::CachingDeviceAllocator::AllocatorTraceTracker;
 using c10::CachingDeviceAllocator::AnnotationEntry;
 using c10::CachingDeviceAllocator::CreateContextFn;
