@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from ._native import (
     FOLDER,
     PYTORCH,
     Error,
+    InvalidEnvironment,
     Limit,
     Status,
     Unsupported,
@@ -53,6 +55,7 @@ __all__ = [
     "reset_peak_memory_stats",
     "retire_stream",
     "set_options",
+    "way",
 ]
 
 # PyTorch's constructor of exceptions, and its exception classes, with the libraries that contain them.
@@ -65,6 +68,7 @@ _SYMBOLS = (
 
 _entry: Any = None
 _installed: Any = None
+_way = ""
 # True if `install` was called for the program, which may still call it once to set options.
 _is_automatic = False
 # By ordinal, what `offload` keeps.
@@ -79,6 +83,13 @@ _accumulated: dict[int, tuple[int, int, int, int]] = {}
 
 _Device = Union[int, str, "torch.device", None]
 _Path = Union[str, bytes, "os.PathLike[Any]", None]
+
+_WAY_VARIABLE = "GPUMEM_TORCH"
+_WAYS = ("full", "pluggable")
+_DEFAULT_WAY = "pluggable"
+_LATE = (
+    "PyTorch's own allocator has memory already; call install() before the first CUDA tensor, in a notebook after a restart of its kernel"
+)
 
 # A fraction of 0 sets it (entry/torch.cpp).
 _LIMIT_MIN = 2 << 20
@@ -136,6 +147,35 @@ def install(
     if _is_automatic:
         _is_automatic = False
         return
+    _installed = (entry, _install_full() or _install_pluggable())
+    if statistics:
+        _replace_statistics()
+
+
+def _install_full() -> Any:
+    """PyTorch's allocator, compiled against its headers. None if it is not asked for, or not available: then `way` says why."""
+    global _way
+    asked = os.environ.get(_WAY_VARIABLE, "").strip() or _DEFAULT_WAY
+    if asked not in _WAYS:
+        raise InvalidEnvironment(f"invalid {_WAY_VARIABLE}={asked[:200]!r}; set it to {' or '.join(_WAYS)}, or unset it")
+    if asked == "pluggable":
+        _way = "pluggable"
+        return None
+    try:
+        from . import _full
+
+        library = _full.load()
+    except (Error, OSError, ImportError) as error:
+        _way = f"pluggable, because {error}"
+        print(f"gpumem: PyTorch's allocator is {_way}", file=sys.stderr)
+        return None
+    if not library.gpumem_torch_full_install():
+        raise WrongState(_LATE)
+    _way = f"full, for PyTorch {torch.__version__}"
+    return library
+
+
+def _install_pluggable() -> Any:
     allocator = torch._C._cuda_customAllocator(_address("gpumem_torch_alloc"), _address("gpumem_torch_free"))
     for setter, function in (
         ("set_reset_fn", "gpumem_torch_empty_cache"),
@@ -151,18 +191,23 @@ def install(
     try:
         torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(allocator))
     except RuntimeError as error:
-        raise WrongState(
-            f"PyTorch's own allocator has memory already ({str(error).splitlines()[0]}); call install() before the first CUDA tensor, in a "
-            "notebook after a restart of its kernel"
-        ) from error
-    _installed = (entry, allocator)
-    if statistics:
-        _replace_statistics()
+        raise WrongState(_LATE) from error
+    return allocator
 
 
 def is_installed() -> bool:
     """True after `install`."""
     return _installed is not None
+
+
+def way() -> str:
+    """How gpumem is PyTorch's allocator: "full" with all that PyTorch's own allocator offers, or "pluggable", with the reason. Empty
+    before `install`.
+
+    GPUMEM_TORCH chooses it: `full` is compiled against the installed PyTorch by the first `install`, and needs a C++ compiler;
+    `pluggable`, the default, needs none.
+    """
+    return _way
 
 
 @contextlib.contextmanager
@@ -347,6 +392,10 @@ def _ordinal(device: Any) -> int:
 def _replace_statistics() -> None:
     """Replaces functions of PyTorch that raise an error for other allocators with gpumem's figures."""
     memory = torch.cuda.memory
+    if _way.startswith("full"):
+        # PyTorch's functions work. The summary of gpumem also says who holds memory.
+        memory.memory_summary = torch.cuda.memory_summary = lambda device=None, abbreviated=False: memory_pool(device).status_text()
+        return
     memory.memory_stats_as_nested_dict = lambda device=None: memory_stats(device) if torch.cuda.is_initialized() else {}
     replacements = {
         "memory_stats_as_nested_dict": memory.memory_stats_as_nested_dict,

@@ -22,7 +22,7 @@ pub struct Variable {
     pub meaning: &'static str,
 }
 
-/// The variables that this crate reads, and the one that the Python package reads, which has no crate.
+/// The variables that this crate reads, and those that the Python package reads, which has no crate.
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_DRIVER",
@@ -33,6 +33,11 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "`torch`, `cupy` or both with a comma, and with them `stacks` and `summary`; default none: for Python, where the wheel is installed: \
                   the libraries that allocate from gpumem as soon as a program imports them, whether tensors count for the line of Python that \
                   allocates them, and whether the process says at its end where its memory went",
+    },
+    Variable {
+        name: "GPUMEM_TORCH",
+        meaning: "`full` or `pluggable` (default): how gpumem becomes PyTorch's allocator: as a class of its own, compiled once with a C++ compiler, \
+                  that has all that PyTorch's own allocator offers, or as a pluggable one, which needs no compiler",
     },
 ];
 

@@ -287,15 +287,17 @@ class Allocator final : public CUDAAllocator {
         observers_.push_back(std::move(observer));
     }
 
-#if TORCH_VERSION_IS_AT_LEAST(2, 15)
-    bool supportsUserMetadata() override { return true; }
+#if TORCH_VERSION_IS_AT_LEAST(2, 12)
     Context getContextForPointer(const void *address) override { return history_.context_of(address); }
+    /* gpumem makes room instead of rejecting a request ahead of it. */
+    void attachOomRejectionObserver(OomRejectionObserver) override {}
+#endif
+#if TORCH_VERSION_IS_AT_LEAST(2, 14)
+    bool supportsUserMetadata() override { return true; }
     void annotateMemory(const void *address, const std::string &text) override {
         if (history_.is_recording())
             history_.happened(TraceEntry::ANNOTATE, 0, const_cast<void *>(address), 0, nullptr, {0, 0}, text);
     }
-    /* gpumem makes room instead of rejecting a request ahead of it. */
-    void attachOomRejectionObserver(OomRejectionObserver) override {}
 #endif
 
     /* ---------------------------------------------------------------------------------------------------------- private pools */
