@@ -3,6 +3,8 @@
 
 #include "allocator.cpp"
 
+#include <torch/csrc/profiler/combined_traceback.h>
+
 namespace torch {
 bool translate_exception_to_python(const std::exception_ptr &exception);
 }
@@ -28,6 +30,30 @@ PROBE void full_free(void *address) {
 
 PROBE void full_record_use(void *address, cudaStream_t stream) {
     translated([=] { gpumem::allocator().record_use(address, stream); });
+}
+
+PROBE void full_share(void *address) {
+    translated([=] { gpumem::allocator().shareIpcHandle(address); });
+}
+
+/* As torch.cuda.memory._record_memory_history, which looks for a device first. */
+PROBE void full_record_history(int is_enabled, size_t entries_max, const char *skipped) {
+    translated([=] {
+        const std::vector<std::string> actions = *skipped == '\0' ? std::vector<std::string>{} : std::vector<std::string>{skipped};
+        const auto gather = []() -> gpumem::Context { return torch::CapturedTraceback::gather(true, false, false); };
+        gpumem::allocator().recordHistory(is_enabled != 0, gather, entries_max, gpumem::RecordContext::ALL, false, actions);
+    });
+}
+
+static long observed[4];
+
+/* The figures of the last report of an observer. */
+PROBE long *full_observe() {
+    gpumem::allocator().attachOutOfMemoryObserver([](int64_t device, size_t size, size_t total, size_t free) {
+        const long figures[] = {static_cast<long>(device), static_cast<long>(size), static_cast<long>(total), static_cast<long>(free)};
+        std::copy(std::begin(figures), std::end(figures), observed);
+    });
+    return observed;
 }
 
 PROBE size_t full_largest(int device) {

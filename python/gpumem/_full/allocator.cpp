@@ -78,6 +78,7 @@ StatArray all_large(uint64_t current, uint64_t peak, uint64_t allocated = 0, uin
 struct PrivateBytes {
     size_t reserved = 0;
     size_t allocated = 0;
+    size_t requested = 0;
     /* Reserved elsewhere than in gpumem. */
     size_t outside = 0;
     size_t segment_count = 0;
@@ -224,7 +225,8 @@ class Allocator final : public CUDAAllocator {
         DeviceStats stats;
         stats.allocation = stats.active = all_large(status.block_count, 0, now.allocations - then.allocations, now.frees - then.frees);
         stats.segment = all_large(kept.segment_count, 0);
-        stats.allocated_bytes = stats.active_bytes = stats.requested_bytes = all_large(allocated, status.in_use_peak_bytes);
+        stats.allocated_bytes = stats.active_bytes = all_large(allocated, status.in_use_peak_bytes);
+        stats.requested_bytes = all_large(allocated - (kept.allocated - kept.requested), status.in_use_peak_bytes);
         stats.reserved_bytes = all_large(reserved, status.reserved_peak_bytes);
         stats.inactive_split_bytes = all_large(reserved - std::min(allocated, reserved), 0);
         stats.num_ooms = static_cast<int64_t>(now.refusals - then.refusals);
@@ -453,6 +455,7 @@ class Allocator final : public CUDAAllocator {
             if (pool.device != device) return;
             sum.reserved += pool.reserved_bytes();
             sum.allocated += pool.allocated_bytes();
+            sum.requested += pool.requested_bytes();
             sum.outside += pool.source == nullptr ? 0 : pool.reserved_bytes();
             sum.segment_count += pool.segments().size();
         });

@@ -93,6 +93,7 @@ class PrivatePool {
     Segment &segment_at(char *start) { return segments_.at(start); }
     size_t reserved_bytes() const { return reserved_bytes_; }
     size_t allocated_bytes() const { return allocated_bytes_; }
+    size_t requested_bytes() const { return requested_bytes_; }
 
     void add_segment(char *start, size_t size, cudaStream_t stream, bool is_large) {
         Segment &segment = segments_[start];
@@ -119,7 +120,7 @@ class PrivatePool {
         }
         block.requested = requested;
         block.state = State::Allocated;
-        allocated_bytes_ += block.size;
+        count(block);
         return {address, &segment};
     }
 
@@ -127,6 +128,7 @@ class PrivatePool {
     void give(Segment &segment, char *address) {
         Block &block = segment.blocks.at(address);
         allocated_bytes_ -= block.size;
+        requested_bytes_ -= block.requested;
         block.state = State::Waiting;
         if (block.uses.empty()) make_free(segment, address);
         else waiting_.push_back(address);
@@ -183,7 +185,7 @@ class PrivatePool {
     void restore(const Checkpoint &state) {
         settle();
         free_.clear();
-        allocated_bytes_ = 0;
+        allocated_bytes_ = requested_bytes_ = 0;
         for (auto &[start, segment] : segments_) {
             segment.blocks.clear();
             char *end = start;
@@ -192,7 +194,7 @@ class PrivatePool {
                 for (const auto &[address, block] : kept->second) {
                     add_free(segment, end, address);
                     segment.blocks.emplace(address, block);
-                    allocated_bytes_ += block.size;
+                    count(block);
                     end = address + block.size;
                 }
             }
@@ -207,6 +209,11 @@ class PrivatePool {
     static Key key(const Segment &segment, char *address, size_t size) { return {segment.is_large, segment.stream, size, address}; }
 
     Segment &segment_of(char *address) { return std::prev(segments_.upper_bound(address))->second; }
+
+    void count(const Block &allocated) {
+        allocated_bytes_ += allocated.size;
+        requested_bytes_ += allocated.requested;
+    }
 
     void add_free(Segment &segment, char *start, char *end) {
         if (start == end) return;
@@ -235,6 +242,7 @@ class PrivatePool {
     std::vector<char *> waiting_;
     size_t reserved_bytes_ = 0;
     size_t allocated_bytes_ = 0;
+    size_t requested_bytes_ = 0;
 };
 
 } // namespace gpumem
