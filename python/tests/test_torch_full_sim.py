@@ -5,7 +5,6 @@ history, observers and checkpoints are called through PyTorch's own Python funct
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import threading
 import unittest
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 try:
@@ -69,7 +69,7 @@ class BuildTest(unittest.TestCase):
         if reason := why_not():
             self.skipTest(reason)
         code = "g.install(); print(g.way())"
-        with multiprocessing.pool.ThreadPool(3) as threads:
+        with ThreadPool(3) as threads:
             done = threads.map(lambda _: self.run_with(code), range(3))
         self.assertEqual({each.stdout for each in done}, {f"full, for PyTorch {torch.__version__}\n"})
         self.assertEqual(sum("compiling" in each.stderr for each in done), 1)
@@ -213,20 +213,20 @@ class AllocatorTest(unittest.TestCase):
     def test_statistics(self):
         torch._C._cuda_resetAccumulatedMemoryStats(0)
         torch._C._cuda_resetPeakMemoryStats(0)
-        address = self.alloc(3 * MIB)
+        address = self.alloc(64 * MIB)
         stats = self.stats()
         for name in ("allocated_bytes", "active_bytes", "requested_bytes"):
-            self.assertEqual(stats[name]["all"]["current"], 3 * MIB, name)
+            self.assertEqual(stats[name]["all"]["current"], 64 * MIB, name)
             self.assertEqual(stats[name]["all"]["current"], sum(stats[name][part]["current"] for part in ("small_pool", "large_pool")))
-        self.assertGreaterEqual(stats["reserved_bytes"]["all"]["current"], 3 * MIB)
+        self.assertGreaterEqual(stats["reserved_bytes"]["all"]["current"], 64 * MIB)
         self.assertEqual(stats["allocation"]["all"]["allocated"], 1)
         self.free(address)
         stats = self.stats()
         self.assertEqual(stats["allocated_bytes"]["all"]["current"], 0)
-        self.assertGreaterEqual(stats["allocated_bytes"]["all"]["peak"], 3 * MIB)
+        self.assertGreaterEqual(stats["allocated_bytes"]["all"]["peak"], 64 * MIB)
         self.assertEqual(stats["allocation"]["all"]["freed"], 1)
         torch._C._cuda_resetPeakMemoryStats(0)
-        self.assertLess(self.stats()["allocated_bytes"]["all"]["peak"], 3 * MIB)
+        self.assertLess(self.stats()["allocated_bytes"]["all"]["peak"], 64 * MIB)
 
     def test_memory_fraction_and_out_of_memory(self):
         total = self.pool.status().device_total_bytes

@@ -990,7 +990,7 @@ impl Pool {
     /// [`DeviceError::Forked`](crate::DeviceError::Forked) in a forked child.
     pub fn reserved_ranges(&self) -> Result<Vec<Range<u64>>, PoolError> {
         not_forked()?;
-        let mut mappings = self.0.backend.mappings();
+        let mut mappings = self.0.backend.resident_ranges();
         mappings.sort_unstable();
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (start, size_bytes) in mappings {

@@ -69,7 +69,7 @@ pub(crate) trait MemorySource {
     }
 
     /// The addresses that the device has memory for: start and size in bytes, in any order. Empty for backends that keep no records.
-    fn mappings(&self) -> Vec<(u64, u64)> {
+    fn resident_ranges(&self) -> Vec<(u64, u64)> {
         Vec::new()
     }
 

@@ -217,9 +217,9 @@ impl MemorySource for Arc<CachingPool> {
         }))
     }
 
-    fn mappings(&self) -> Vec<(u64, u64)> {
+    fn resident_ranges(&self) -> Vec<(u64, u64)> {
         let core = self.core();
-        core.heap.mappings().chain(core.extents.mappings()).collect()
+        core.heap.resident_ranges().chain(core.extents.mappings()).collect()
     }
 
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError> {
