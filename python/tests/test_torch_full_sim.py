@@ -226,7 +226,8 @@ class AllocatorTest(unittest.TestCase):
         self.assertGreaterEqual(stats["allocated_bytes"]["all"]["peak"], 64 * MIB)
         self.assertEqual(stats["allocation"]["all"]["freed"], 1)
         torch._C._cuda_resetPeakMemoryStats(0)
-        self.assertLess(self.stats()["allocated_bytes"]["all"]["peak"], 64 * MIB)
+        # Freed memory that a thread keeps ready counts for the peak.
+        self.assertLess(self.stats()["allocated_bytes"]["all"]["peak"], 70 * MIB)
 
     def test_memory_fraction_and_out_of_memory(self):
         total = self.pool.status().device_total_bytes

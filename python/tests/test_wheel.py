@@ -45,7 +45,7 @@ class WheelTest(unittest.TestCase):
         self.assertIn("Linux", str(self.metadata.get_all("Classifier")))
 
     def test_it_has_what_it_needs(self):
-        for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "_fit/command.py", "lib/libgpumem.so.0", "lib/libgpumem_torch.so", "lib/libgpumem_cupy.so", "lib/libgpumem_python.so"):
+        for name in ("py.typed", "__init__.py", "torch.py", "cupy.py", "rmm.py", "_fit/command.py", "_full/allocator.cpp", "_full/gpumem.h", "lib/libgpumem.so.0", "lib/libgpumem_torch.so", "lib/libgpumem_cupy.so", "lib/libgpumem_python.so"):
             self.assertIn(f"gpumem/{name}", self.names)
 
     def test_python_reads_one_line_when_it_starts(self):

@@ -134,16 +134,17 @@ class PrivatePool {
         else waiting_.push_back(address);
     }
 
-    /* Orders the streams of freed blocks after the others that used them. */
+    /* Orders the streams of freed blocks after the others that used them. A block whose streams cannot wait for each other, because one
+     * captures, is tried again by the next call. */
     void settle() {
         for (char *const address : std::exchange(waiting_, {})) {
             Segment &segment = segment_of(address);
-            for (const cudaStream_t use : segment.blocks.at(address).uses) {
-                /* A stream that was retired: then the work of the whole device. */
-                if (gpumem_torch_wait_for(device, segment.stream, use) != GPUMEM_SUCCESS)
-                    gpumem_pool_reclaim(gpumem_torch_made_pool(device), nullptr);
-            }
-            make_free(segment, address);
+            const auto &uses = segment.blocks.at(address).uses;
+            const bool are_ordered = std::all_of(uses.begin(), uses.end(), [&](cudaStream_t use) {
+                return gpumem_torch_wait_for(device, segment.stream, use) == GPUMEM_SUCCESS;
+            });
+            if (are_ordered) make_free(segment, address);
+            else waiting_.push_back(address);
         }
     }
 
@@ -184,6 +185,7 @@ class PrivatePool {
     /* Has exactly the blocks of the checkpoint allocated. */
     void restore(const Checkpoint &state) {
         settle();
+        TORCH_CHECK(waiting_.empty(), "gpumem: a stream that captures uses memory of the checkpoint's pool; end the capture first");
         free_.clear();
         allocated_bytes_ = requested_bytes_ = 0;
         for (auto &[start, segment] : segments_) {

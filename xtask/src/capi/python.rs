@@ -46,6 +46,7 @@ fn build(folder: &Path, profile: Profile) -> Result<PathBuf> {
         fs::copy(workspace::root().join(licence), source.join(licence))?;
     }
     let header = fs::read_to_string(workspace::root().join("crates/gpumem-capi/include/gpumem.h"))?;
+    fs::write(source.join("gpumem/_full/gpumem.h"), &header)?;
     let native = source.join("gpumem/_native.py");
     fs::write(&native, with_figures(&fs::read_to_string(&native)?, &header)?)?;
     let libraries = source.join("gpumem/lib");
