@@ -96,8 +96,9 @@ def _compiler() -> list[str]:
 
 def _cuda_headers(torch_folder: Path) -> list[Path]:
     """The folders with CUDA's headers: of NVIDIA's wheels, of Triton's, which has those that NVIDIA's lack, or of the toolkit."""
-    site = torch_folder.parent
-    folders = [*sorted(site.glob("nvidia/*/include")), site / "triton/backends/nvidia/include"]
+    sites = dict.fromkeys([torch_folder.parent, *(Path(path) for path in sys.path if path)])
+    folders = [folder for site in sites for folder in sorted(site.glob("nvidia/*/include"))]
+    folders += [site / "triton/backends/nvidia/include" for site in sites]
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     folders += [Path(home) / "include" for home in (*homes, "/usr/local/cuda") if home]
     found = [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()]
