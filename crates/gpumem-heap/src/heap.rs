@@ -841,8 +841,7 @@ impl Heap {
     /// blocks at several addresses share is at each of them. Memory that sleeps is nowhere.
     pub fn resident_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         (0..self.map.spaces.len()).flat_map(|index| {
-            let mapped =
-                self.map.pages.mappings_in(index).filter(|(id, _)| !self.sleepers.is_unmapped(*id));
+            let mapped = self.map.pages.mappings_in(index).filter(|(id, _)| !self.sleepers.is_unmapped(*id));
             mapped.flat_map(|(id, handle)| {
                 let (whole, partial) = self.map.pages.resident_of(id, handle);
                 let (start, _) = self.map.address_of(id);

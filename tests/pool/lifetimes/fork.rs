@@ -379,6 +379,7 @@ const CALLS: &[(&str, Call)] = &[
     ("GrowableBlock::grow_to", |my| my.with_growable(|block| block.grow_to(9 << 20))),
     ("GrowableBlock::shrink_to", |my| my.with_growable(|block| block.shrink_to(0))),
     ("Pool::status", |my| my.pool.status().map(drop)),
+    ("Pool::reserved_ranges", |my| my.pool.reserved_ranges().map(drop)),
     ("Pool::spill", |my| my.pool.spill(LARGE_BYTES).map(drop)),
     ("Pool::without_moves", |my| my.pool.without_moves(|| my.pool.alloc(1000, &my.stream)).map(drop)),
     ("Pool::room Room::wait", |my| my.pool.room(1 << 20).wait().map(drop)),

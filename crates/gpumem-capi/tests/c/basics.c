@@ -77,6 +77,47 @@ static void streams_of_the_driver(struct driver cuda, gpumem_pool *pool) {
     OK(gpumem_free(address));
 }
 
+struct seen {
+    uint64_t reserved_bytes;
+    void *wanted;
+    uint64_t wanted_bytes;
+    uint64_t start, end;
+};
+
+static void on_range(uint32_t kind, void *address, uint64_t size_bytes, void *user_data) {
+    struct seen *seen = user_data;
+    if (kind == GPUMEM_RANGE_RESERVED) {
+        CHECK(seen->wanted_bytes == 0 && (uint64_t)(uintptr_t)address > seen->end);
+        seen->start = (uint64_t)(uintptr_t)address;
+        seen->end = seen->start + size_bytes;
+        seen->reserved_bytes += size_bytes;
+    } else if (address == seen->wanted) {
+        CHECK(kind == GPUMEM_RANGE_BLOCK);
+        seen->wanted_bytes = size_bytes;
+    }
+}
+
+static void ranges(void) {
+    gpumem_stream *stream = NULL;
+    struct seen seen;
+    gpumem_pool *pool = create("backend:caching", 64 * MIB);
+    memset(&seen, 0, sizeof seen);
+    OK(gpumem_stream_create(pool, &stream));
+    OK(gpumem_alloc(pool, 5 * MIB + 300, stream, &seen.wanted));
+    OK(gpumem_pool_ranges(pool, on_range, &seen));
+    CHECK(seen.wanted_bytes == 5 * MIB + 300);
+    CHECK(seen.reserved_bytes == status_of(pool).reserved_bytes);
+    OK(gpumem_free(seen.wanted));
+    seen.reserved_bytes = seen.wanted_bytes = seen.end = 0;
+    OK(gpumem_pool_reclaim(pool, NULL));
+    OK(gpumem_pool_ranges(pool, on_range, &seen));
+    CHECK(seen.reserved_bytes == 0 && seen.wanted_bytes == 0);
+    FAILS(GPUMEM_ERROR_INVALID_ARGUMENT, gpumem_pool_ranges(pool, NULL, NULL));
+    FAILS(GPUMEM_ERROR_INVALID_HANDLE, gpumem_pool_ranges(NULL, on_range, &seen));
+    OK(gpumem_stream_destroy(stream));
+    OK(gpumem_pool_destroy(pool));
+}
+
 static void limits_and_reports(void) {
     gpumem_pool_options options;
     gpumem_stream *stream = NULL;
@@ -620,6 +661,7 @@ int main(int argc, char **argv) {
     values_arrive(cuda, pool);
     streams_of_the_driver(cuda, pool);
     captures_of_others(cuda, pool);
+    ranges();
     limits_and_reports();
     sleep_and_wake(cuda);
     a_part_sleeps_apart();

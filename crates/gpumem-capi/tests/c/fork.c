@@ -32,6 +32,10 @@ static int32_t free_nothing(uint32_t is_last_resort, void *user_data) {
     return 0;
 }
 
+static void on_range(uint32_t kind, void *address, uint64_t size_bytes, void *user_data) {
+    (void)kind, (void)address, (void)size_bytes, (void)user_data;
+}
+
 /* Holds the library's locks, in turn. */
 static void *work(void *argument) {
     gpumem_stream *own = NULL;
@@ -93,6 +97,7 @@ static void be_a_child(void) {
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status_text(pool, text, sizeof text, NULL));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_status_json(pool, text, sizeof text, NULL));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_explain_refusal(pool, MIB, GPUMEM_INTERFACE_C, text, sizeof text, NULL));
+    FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_ranges(pool, on_range, NULL));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_reset_peaks(pool));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_trim(pool, 0, NULL));
     FAILS(GPUMEM_ERROR_FORKED, gpumem_pool_reclaim(pool, NULL));

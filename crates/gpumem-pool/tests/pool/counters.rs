@@ -272,3 +272,32 @@ fn the_board_names_metrics_that_exist() {
         }
     }
 }
+
+/// Memory that has moved to other addresses is at those alone.
+#[test]
+fn reserved_ranges_are_the_reserved_memory_and_have_all_blocks() {
+    on_device_memory(&small(), |fixture| {
+        let (pool, stream) = (fixture.pool(), fixture.stream());
+        let mut held: Vec<Block> = Vec::new();
+        for turn in 0..60_u64 {
+            held.push(pool.alloc((turn * 7 % 13 + 1) * MIB / 2, &stream).unwrap());
+            if turn % 3 == 2 {
+                held.swap_remove(turn as usize % held.len());
+            }
+        }
+        held.retain(|block| block.address() % 3 != 0 || block.size_bytes() > MIB);
+        held.push(pool.alloc(30 * MIB, &stream).unwrap());
+        let ranges = pool.reserved_ranges().unwrap();
+        if fixture.backend != BackendKind::Caching {
+            assert_eq!(ranges, []);
+            return;
+        }
+        assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
+        let sum: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        assert_eq!(sum, pool.status().unwrap().reserved_bytes);
+        for block in &held {
+            let end = block.address() + block.size_bytes();
+            assert!(ranges.iter().any(|range| range.start <= block.address() && end <= range.end), "{block:?}");
+        }
+    });
+}
