@@ -268,21 +268,56 @@ class AllocatorTest(unittest.TestCase):
         self.free(address)
         self.free(self.alloc(MIB))
 
-    def test_threads(self):
+    def in_threads(self, work):
+        """Runs `work(allocate, free, stream)` on four threads at once, each with a stream, without Python's lock in the calls."""
         context = ctypes.c_void_p()
         self.driver("cuCtxGetCurrent", ctypes.byref(context))
+        unlocked = ctypes.CDLL(self.full._name)
+        allocate, free = unlocked.full_allocate, unlocked.full_free
+        allocate.restype, allocate.argtypes, free.argtypes = ctypes.c_void_p, self.full.full_allocate.argtypes, (ctypes.c_void_p,)
+        failures = []
 
-        def work():
-            self.driver("cuCtxSetCurrent", context)
-            stream = self.new_stream()
-            for _ in range(200):
-                self.free(*[self.alloc(size, stream) for size in (512, 3000, MIB)])
+        def run(stream):
+            try:
+                self.driver("cuCtxSetCurrent", context)
+                work(lambda size: allocate(size, 0, stream), free, stream)
+            except Exception as error:
+                failures.append(error)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
+        threads = [threading.Thread(target=run, args=(self.new_stream(),)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        self.assertEqual(failures, [])
+
+    def test_threads(self):
+        def work(allocate, free, _):
+            for _ in range(200):
+                for address in [allocate(size) for size in (512, 3000, MIB)]:
+                    free(address)
+
+        self.in_threads(work)
+
+    def test_threads_in_private_pools_while_snapshots_are_taken(self):
+        shared = self.pool_id()
+        self.full.full_retain_pool(*shared)
+
+        def work(allocate, free, stream):
+            for turn in range(20):
+                with self.private(shared, stream):
+                    kept = [allocate(size) for size in (512, 3000, MIB, 3 * MIB)]
+                    if turn % 10 == 0:
+                        self.assertTrue(set(kept) <= set(self.live(shared)))
+                self.full.full_release_pool(*shared)
+                kept.append(allocate(5000))
+                for address in kept:
+                    free(address)
+
+        with self.history(100):
+            self.in_threads(work)
+        self.full.full_release_pool(*shared)
+        self.assertEqual(self.segments(shared), [])
 
     def test_sharing_between_processes_is_refused(self):
         address = self.alloc(MIB)

@@ -148,9 +148,9 @@ class PrivatePool {
         }
     }
 
-    /* Takes the segments out of which nothing is allocated. */
-    std::vector<char *> take_free_segments() {
-        std::vector<char *> taken;
+    /* Takes the segments out of which nothing is allocated: addresses and sizes. */
+    std::vector<std::pair<char *, size_t>> take_free_segments() {
+        std::vector<std::pair<char *, size_t>> taken;
         for (auto place = segments_.begin(); place != segments_.end();) {
             const Segment &segment = place->second;
             if (!segment.is_free()) {
@@ -159,7 +159,7 @@ class PrivatePool {
             }
             free_.erase(key(segment, segment.start, segment.size));
             reserved_bytes_ -= segment.size;
-            taken.push_back(segment.start);
+            taken.emplace_back(segment.start, segment.size);
             place = segments_.erase(place);
         }
         return taken;

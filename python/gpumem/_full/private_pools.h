@@ -217,7 +217,7 @@ class PrivatePools {
         DeviceIndex device = 0;
         MempoolId_t id{0, 0};
         std::shared_ptr<CUDAAllocator> source;
-        std::vector<char *> segments;
+        std::vector<std::pair<char *, size_t>> segments;
     };
 
     using Live = std::unordered_map<void *, Segment *>;
@@ -290,8 +290,8 @@ class PrivatePools {
     }
 
     void end(const Emptied &emptied) {
-        for (char *const start : emptied.segments) {
-            if (history_.is_watching()) history_.happened(Action::SEGMENT_FREE, emptied.device, start, 0, nullptr, emptied.id);
+        for (const auto &[start, size] : emptied.segments) {
+            if (history_.is_watching()) history_.happened(Action::SEGMENT_FREE, emptied.device, start, size, nullptr, emptied.id);
             if (emptied.source != nullptr) emptied.source->raw_delete(start);
             else gpumem_torch_free(start, 0, emptied.device, nullptr);
         }
