@@ -840,7 +840,7 @@ impl Heap {
     /// The address ranges at which the heap's memory is: start and size in bytes. Other mappings of the same memory are left out. A page that
     /// blocks at several addresses share is at each of them. Memory that sleeps is nowhere.
     pub fn resident_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        (0..self.map.spaces.len()).flat_map(|index| {
+        let mapped = (0..self.map.spaces.len()).flat_map(|index| {
             let mapped = self.map.pages.mappings_in(index).filter(|(id, _)| !self.sleepers.is_unmapped(*id));
             mapped.flat_map(|(id, handle)| {
                 let (whole, partial) = self.map.pages.resident_of(id, handle);
@@ -849,7 +849,8 @@ impl Heap {
                     (start + u64::from(first) * PAGE_BYTES, u64::from(count) * PAGE_BYTES)
                 })
             })
-        })
+        });
+        mapped.chain(self.segments.iter().flat_map(Segments::ranges))
     }
 
     /// True if an address that belonged to a block has a mapping: it has none once its handle was forgotten.

@@ -38,6 +38,12 @@ impl Segments {
         Some(segment.raw.0 + (place - (slot << PAGE_SHIFT)))
     }
 
+    /// The addresses of all segments: start and size in bytes.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let segments = self.by_place.iter().flat_map(BTreeMap::values);
+        segments.map(|segment| (segment.raw.0, segment.page_count << PAGE_SHIFT))
+    }
+
     /// The segment of a slot.
     fn at(&self, space: usize, slot: u64) -> Option<(u64, Segment)> {
         let (first, segment) = self.by_place[space].range(..=slot).next_back()?;
