@@ -430,6 +430,7 @@ class AllocatorTest(unittest.TestCase):
             found = [segment["total_size"] // MIB for segment in self.segments(pool_id)]
             self.assertEqual(found, expected, sizes)
             self.assertEqual(self.stats()["requested_bytes"]["all"]["current"], sum(sizes))
+            self.assertEqual(self.stats()["allocation"]["all"]["current"], len(sizes))
             self.free(*addresses)
             self.assertEqual(self.full.full_use_count(*pool_id), 1)
             self.full.full_release_pool(*pool_id)

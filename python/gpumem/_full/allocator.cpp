@@ -62,6 +62,9 @@ Counts counts_of(const gpumem_status &status) {
     return {status.allocation_count, status.allocation_count - status.block_count, status.refusal_count, status.host_wait_count};
 }
 
+/* Not below zero: other threads may allocate between two figures. */
+uint64_t less(uint64_t value, int64_t by) { return static_cast<uint64_t>(std::max<int64_t>(static_cast<int64_t>(value) - by, 0)); }
+
 /* The sum, and all of it in the pool of large blocks: gpumem has no other. */
 StatArray all_large(uint64_t current, uint64_t peak, uint64_t allocated = 0, uint64_t freed = 0) {
     Stat stat;
@@ -74,14 +77,13 @@ StatArray all_large(uint64_t current, uint64_t peak, uint64_t allocated = 0, uin
     return stats;
 }
 
-/* What the private pools of a device hold. */
-struct PrivateBytes {
-    size_t reserved = 0;
-    size_t allocated = 0;
-    size_t requested = 0;
-    /* Reserved elsewhere than in gpumem. */
-    size_t outside = 0;
-    size_t segment_count = 0;
+/* What the private pools of a device hold: segments from gpumem and from elsewhere, and the blocks in them. */
+struct PrivateSums {
+    int64_t segment_count = 0;
+    int64_t outside_count = 0;
+    int64_t reserved_bytes = 0;
+    int64_t outside_bytes = 0;
+    Sums allocated;
 };
 
 class Allocator final : public CUDAAllocator {
@@ -215,20 +217,24 @@ class Allocator final : public CUDAAllocator {
     /* ------------------------------------------------------------------------------------------------------------ statistics */
 
     DeviceStats getDeviceStats(DeviceIndex device) override {
+        const PrivateSums kept = private_sums(device);
         const gpumem_status status = status_of(device);
-        const PrivateBytes kept = private_bytes(device);
-        /* To gpumem, all of a private pool's segments are in use. The peak is an upper bound. */
-        const uint64_t unused = kept.reserved - kept.allocated;
-        const uint64_t allocated = status.in_use_bytes + kept.outside - std::min(unused, status.in_use_bytes + kept.outside);
-        const uint64_t reserved = status.reserved_bytes + kept.outside;
+        /* To gpumem, a segment of a private pool is one block, and all of it in use. The peaks are upper bounds. */
+        const auto outside_bytes = static_cast<uint64_t>(kept.outside_bytes);
+        const int64_t unused = kept.reserved_bytes - static_cast<int64_t>(kept.allocated.bytes);
+        const uint64_t allocated = less(status.in_use_bytes + outside_bytes, unused);
+        const uint64_t requested = less(allocated, static_cast<int64_t>(kept.allocated.bytes - kept.allocated.requested_bytes));
+        const uint64_t reserved = status.reserved_bytes + outside_bytes;
+        const uint64_t count =
+            less(status.block_count + kept.allocated.count, kept.segment_count - kept.outside_count);
         const Counts now = counts_of(status), then = counts_before(device);
         DeviceStats stats;
-        stats.allocation = stats.active = all_large(status.block_count, 0, now.allocations - then.allocations, now.frees - then.frees);
-        stats.segment = all_large(kept.segment_count, 0);
+        stats.allocation = stats.active = all_large(count, 0, now.allocations - then.allocations, now.frees - then.frees);
+        stats.segment = all_large(static_cast<uint64_t>(kept.segment_count), 0);
         stats.allocated_bytes = stats.active_bytes = all_large(allocated, status.in_use_peak_bytes);
-        stats.requested_bytes = all_large(allocated - (kept.allocated - kept.requested), status.in_use_peak_bytes);
+        stats.requested_bytes = all_large(requested, status.in_use_peak_bytes);
         stats.reserved_bytes = all_large(reserved, status.reserved_peak_bytes);
-        stats.inactive_split_bytes = all_large(reserved - std::min(allocated, reserved), 0);
+        stats.inactive_split_bytes = all_large(less(reserved, static_cast<int64_t>(allocated)), 0);
         stats.num_ooms = static_cast<int64_t>(now.refusals - then.refusals);
         /* Both indicate a shortage of memory: PyTorch's allocator then empties its cache, and gpumem waits for memory. */
         stats.num_alloc_retries = stats.num_sync_all_streams = static_cast<int64_t>(now.waits - then.waits);
@@ -449,17 +455,20 @@ class Allocator final : public CUDAAllocator {
         return counts_before_.at(static_cast<size_t>(device));
     }
 
-    PrivateBytes private_bytes(DeviceIndex device) const {
-        PrivateBytes sum;
+    PrivateSums private_sums(DeviceIndex device) const {
+        PrivateSums sums;
         pools_.for_each([&](const PrivatePool &pool) {
             if (pool.device != device) return;
-            sum.reserved += pool.reserved_bytes();
-            sum.allocated += pool.allocated_bytes();
-            sum.requested += pool.requested_bytes();
-            sum.outside += pool.source == nullptr ? 0 : pool.reserved_bytes();
-            sum.segment_count += pool.segments().size();
+            const auto count = static_cast<int64_t>(pool.segments().size()), bytes = static_cast<int64_t>(pool.reserved_bytes());
+            sums.segment_count += count;
+            sums.reserved_bytes += bytes;
+            sums.outside_count += pool.source == nullptr ? 0 : count;
+            sums.outside_bytes += pool.source == nullptr ? 0 : bytes;
+            sums.allocated.count += pool.allocated().count;
+            sums.allocated.bytes += pool.allocated().bytes;
+            sums.allocated.requested_bytes += pool.allocated().requested_bytes;
         });
-        return sum;
+        return sums;
     }
 
     void add_segments(std::vector<SegmentInfo> &all, DeviceIndex device) const;

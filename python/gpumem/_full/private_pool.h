@@ -53,6 +53,25 @@ struct Block {
     std::vector<cudaStream_t> uses{};
 };
 
+/* Of allocated blocks. */
+struct Sums {
+    size_t count = 0;
+    size_t bytes = 0;
+    size_t requested_bytes = 0;
+
+    void add(const Block &block) {
+        count += 1;
+        bytes += block.size;
+        requested_bytes += block.requested;
+    }
+
+    void remove(const Block &block) {
+        count -= 1;
+        bytes -= block.size;
+        requested_bytes -= block.requested;
+    }
+};
+
 class PrivatePool;
 
 /* Blocks of one stream, which cover it without gaps. */
@@ -92,8 +111,7 @@ class PrivatePool {
     const std::map<char *, Segment> &segments() const { return segments_; }
     Segment &segment_at(char *start) { return segments_.at(start); }
     size_t reserved_bytes() const { return reserved_bytes_; }
-    size_t allocated_bytes() const { return allocated_bytes_; }
-    size_t requested_bytes() const { return requested_bytes_; }
+    const Sums &allocated() const { return allocated_; }
 
     void add_segment(char *start, size_t size, cudaStream_t stream, bool is_large) {
         Segment &segment = segments_[start];
@@ -120,15 +138,14 @@ class PrivatePool {
         }
         block.requested = requested;
         block.state = State::Allocated;
-        count(block);
+        allocated_.add(block);
         return {address, &segment};
     }
 
     /* Frees a block. It is free for its stream at once, unless others used it: then after `settle`. */
     void give(Segment &segment, char *address) {
         Block &block = segment.blocks.at(address);
-        allocated_bytes_ -= block.size;
-        requested_bytes_ -= block.requested;
+        allocated_.remove(block);
         block.state = State::Waiting;
         if (block.uses.empty()) make_free(segment, address);
         else waiting_.push_back(address);
@@ -187,7 +204,7 @@ class PrivatePool {
         settle();
         TORCH_CHECK(waiting_.empty(), "gpumem: a stream that captures uses memory of the checkpoint's pool; end the capture first");
         free_.clear();
-        allocated_bytes_ = requested_bytes_ = 0;
+        allocated_ = {};
         for (auto &[start, segment] : segments_) {
             segment.blocks.clear();
             char *end = start;
@@ -196,7 +213,7 @@ class PrivatePool {
                 for (const auto &[address, block] : kept->second) {
                     add_free(segment, end, address);
                     segment.blocks.emplace(address, block);
-                    count(block);
+                    allocated_.add(block);
                     end = address + block.size;
                 }
             }
@@ -211,11 +228,6 @@ class PrivatePool {
     static Key key(const Segment &segment, char *address, size_t size) { return {segment.is_large, segment.stream, size, address}; }
 
     Segment &segment_of(char *address) { return std::prev(segments_.upper_bound(address))->second; }
-
-    void count(const Block &allocated) {
-        allocated_bytes_ += allocated.size;
-        requested_bytes_ += allocated.requested;
-    }
 
     void add_free(Segment &segment, char *start, char *end) {
         if (start == end) return;
@@ -243,8 +255,7 @@ class PrivatePool {
     std::set<Key> free_;
     std::vector<char *> waiting_;
     size_t reserved_bytes_ = 0;
-    size_t allocated_bytes_ = 0;
-    size_t requested_bytes_ = 0;
+    Sums allocated_;
 };
 
 } // namespace gpumem
