@@ -336,7 +336,11 @@ class AllocatorTest(unittest.TestCase):
             self.full.full_record_history(0, 1, b"")
 
     def test_a_snapshot_shows_the_pool(self):
-        first, second = self.alloc(3 * MIB), self.alloc(700)
+        sizes = [3 * MIB, *range(1, 900, 50), 20 * MIB, 700]
+        expected = {self.alloc(size): size for size in sizes}
+        private = self.pool_id()
+        with self.private(private):
+            expected[self.alloc(4 * MIB)] = 4 * MIB
         segments = self.segments()
         blocks = {}
         for segment in segments:
@@ -347,9 +351,11 @@ class AllocatorTest(unittest.TestCase):
                 if block["state"] == "active_allocated":
                     blocks[address] = block["requested_size"]
                 address += block["size"]
-        self.assertEqual(blocks, {first: 3 * MIB, second: 700})
+        self.assertEqual(blocks, expected)
         self.assertEqual(sum(segment["total_size"] for segment in segments), self.pool.status().reserved_bytes)
-        self.free(first, second)
+        self.assertEqual(sum(segment["requested_size"] for segment in segments), sum(expected.values()))
+        self.free(*expected)
+        self.full.full_release_pool(*private)
 
     def test_history_has_stacks_and_opens_in_the_viewer(self):
         with self.history():

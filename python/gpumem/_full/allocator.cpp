@@ -558,8 +558,9 @@ void Allocator::add_segments(std::vector<SegmentInfo> &all, DeviceIndex device) 
             start = end;
         };
         for (; block != ranges.blocks.end() && block->start < range_end; ++block) {
-            /* The block's room ends where the next one, or a free one, begins. */
-            const size_t size = std::min(round_up(block->size, BLOCK_MIN), range_end - block->start);
+            const auto next = std::next(block);
+            const size_t room_end = next == ranges.blocks.end() ? range_end : std::min(next->start, range_end);
+            const size_t size = std::min(round_up(block->size, BLOCK_MIN), room_end - block->start);
             if (shown.count(block->start) != 0) {
                 finish(block->start);
                 start = block->start + size;
