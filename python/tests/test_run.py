@@ -237,6 +237,8 @@ class WithLibraryTest(Folder):
     def test_a_recording(self):
         self.write("train.py", "import torch\nkept = torch.empty(1 << 20)\n")
         summary = self.succeeds(self.gpumem("--record", "run-%p.trace", "train.py"))
+        # A small segment.
+        self.assertRegex(summary, r"(?m)^    natively   2\.000 MiB, 2\.000 times as much, by PyTorch's own allocator")
         (trace,) = self.folder.glob("run-*.trace")
         self.assertIn(f"next: python -m gpumem report {trace}", summary)
         report = self.start("-m", "gpumem", "report", trace)
