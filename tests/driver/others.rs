@@ -117,6 +117,9 @@ div.approx.f32 %f0, %f1, %f2 -> %f0 0x3f400000
 div.full.ftz.f32 %f0, %f1, %f2 -> %f0 0x3f400000
 rcp.approx.ftz.f32 %f0, %f2 -> %f0 0x3f000000
 rcp.approx.ftz.f64 %d0, %d2 -> %d0 0x3fe0000000000000
+mov.f64 %d0, 0d8008000000000000; rcp.approx.ftz.f64 %d0, %d0 -> %d0 0xfff0000000000000
+mov.f64 %d0, 0d7fee000000000000; rcp.approx.ftz.f64 %d0, %d0 -> %d0 0
+mov.f64 %d0, 0d8008000000000000; rsqrt.approx.ftz.f64 %d0, %d0 -> %d0 0xfff0000000000000
 abs.f32 %f0, %f3; sqrt.approx.f32 %f0, %f0 -> %f0 0x40000000
 abs.f32 %f0, %f3; rsqrt.approx.f32 %f0, %f0 -> %f0 0x3f000000
 add.f64 %d0, %d2, %d2; rsqrt.approx.ftz.f64 %d0, %d0 -> %d0 0x3fe0000000000000

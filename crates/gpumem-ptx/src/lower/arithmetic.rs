@@ -6,7 +6,7 @@ use crate::error::short;
 use crate::number::compare::{self, property};
 use crate::number::convert;
 use crate::number::eight::Eight;
-use crate::number::float::{self, FLUSH_32, FLUSH_TINY_32, Rounding, SATURATE_32, SATURATE_64};
+use crate::number::float::{self, FLUSH_32, FLUSH_64, FLUSH_TINY_32, Rounding, SATURATE_32, SATURATE_64};
 use crate::number::integer::{self, dot, nth_set};
 use crate::number::{Alu, alu, half, packed};
 use crate::program::{Op, Slot};
@@ -193,8 +193,7 @@ impl<'s, 't> Lower<'s, 't> {
         let Some(function) = found else { return Ok(false) };
         let [flush, saturate, positive] = match of {
             Type::F32 => [Some(FLUSH_32), Some(SATURATE_32), None],
-            // Nothing is flushed, although an approximate function says so.
-            Type::F64 => [None, Some(SATURATE_64), None],
+            Type::F64 => [Some(FLUSH_64), Some(SATURATE_64), None],
             _ => [".ftz", ".sat", ".relu"].map(|name| half::choose(name, of)),
         };
         let (to, mut inputs) = self.inputs(instruction, function, [of; 3], of)?;
