@@ -239,7 +239,8 @@ class AllocatorTest(unittest.TestCase):
         with self.assertRaises(torch.OutOfMemoryError) as caught:
             self.alloc(total // 2)
         text = str(caught.exception)
-        self.assertIn(f"CUDA out of memory. Tried to allocate {total // 2 / MIB:.2f} MiB. GPU 0 has a total capacity of", text)
+        asked = f"{total / 2 / MIB:.2f} MiB" if total // 2 < 1 << 30 else f"{total / 2 / (1 << 30):.2f} GiB"
+        self.assertIn(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of", text)
         self.assertIn("→", text)
         self.assertEqual(self.stats()["num_ooms"], before + 1)
         self.assertEqual(seen[:3], [0, total // 2, total // 4])

@@ -59,7 +59,7 @@ fn support(functions: &str, instructions: &str) -> Result<String> {
         "Driver API: {present} of {} functions; the other {missing} return CUDA_ERROR_NOT_SUPPORTED (`cargo run --release -p gpumem-libcuda \
          --example support` lists them).\n\
          Kernels: from PTX, alone or in fat binaries, {kinds} instructions with the forms in crates/gpumem-ptx/INSTRUCTIONS.md. Refused when \
-         they are loaded, with the reason in the load's log and at exit:\n{refused}",
+         the kernel is looked up, with the reason in the load's log and at exit:\n{refused}",
         present + missing
     ))
 }
