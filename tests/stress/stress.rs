@@ -79,7 +79,8 @@ cases! {
     }
 }
 
-/// A missing wait or use is detected, on every backend.
+/// A missing wait or use is detected, on every backend. Whether it matters in one run depends on how the threads meet: one of some runs has to
+/// find it.
 #[test]
 fn deliberate_mistakes_are_found() {
     for mistake in [Mistake::NoWait, Mistake::NoRecordUse] {
@@ -93,12 +94,14 @@ fn deliberate_mistakes_are_found() {
             if setting.backend == BackendKind::None && mistake == Mistake::NoRecordUse {
                 continue;
             }
-            let (driver, device) = machine();
-            let pool = setting.builder(&device).build().unwrap();
-            let done = run(&pool, &Plan { mistake: Some(mistake), ..plan(&driver) });
-            let findings = gpumem_sim::Sim::of(&driver).unwrap().take_findings();
-            let is_found = !findings.is_empty() || done.is_err();
-            assert!(is_found, "{setting} {mistake:?}");
+            let is_found = |seed| {
+                let (driver, device) = machine();
+                let pool = setting.builder(&device).build().unwrap();
+                let done = run(&pool, &Plan { mistake: Some(mistake), seed, ..plan(&driver) });
+                let findings = gpumem_sim::Sim::of(&driver).unwrap().take_findings();
+                !findings.is_empty() || done.is_err()
+            };
+            assert!((1..=5).any(is_found), "{setting} {mistake:?}");
         }
     }
 }
