@@ -185,7 +185,7 @@ impl Args {
     }
 }
 
-/// What a run on a simulated device says of a real one.
+/// A note: how a simulated device differs from a real one.
 fn simulated(size_bytes: u64) -> String {
     format!(
         "this was a simulated device of {}; of a real one, some hundred MiB go to its context, and to the code and the work space of libraries",

@@ -356,7 +356,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// What PyTorch's own allocator would reserve for the same requests.
+    /// A line: the memory that PyTorch's own allocator would reserve for the same requests.
     fn pytorch(&self) -> String {
         let (trace, memory_bytes) = (self.trace, self.memory_bytes());
         let live_bytes = trace.peaks().live_incl_deferred_bytes.max(1);

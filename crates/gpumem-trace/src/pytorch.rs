@@ -1,4 +1,4 @@
-//! What PyTorch's own allocator would reserve for a trace: its rules of rounding, searching and splitting, without a device.
+//! A model of PyTorch's own allocator, to find the memory that it would reserve for a trace. It needs no device.
 //!
 //! The rules are those of `CUDACachingAllocator.cpp` with its default settings, read in PyTorch 2.11: sizes are multiples of 512 bytes; up to
 //! 1 MiB they come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, and larger ones from segments of their own in steps of 2 MiB.

@@ -78,7 +78,7 @@ fn written(key: &[u8], name: &str, text: impl FnOnce() -> String) -> Result<Arc<
     if let Some(text) = all().get(key) {
         return Ok(Arc::clone(text));
     }
-    // Others may write theirs meanwhile.
+    // Written without the lock, so that other threads do not wait.
     let text = Arc::new(OwnText::new(&text(), name)?);
     let mut all = all();
     if all.len() >= WRITTEN_MAX {
@@ -88,7 +88,7 @@ fn written(key: &[u8], name: &str, text: impl FnOnce() -> String) -> Result<Arc<
     Ok(text)
 }
 
-/// Of a few thousand bytes each.
+/// The most texts that are kept. Each has a few thousand bytes.
 const WRITTEN_MAX: usize = 512;
 
 /// Hashes two words at a time, which do not wait for each other.

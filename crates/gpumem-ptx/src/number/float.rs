@@ -61,7 +61,7 @@ pub(crate) fn flushed(value: f32) -> f32 {
 pub(crate) const SATURATE_32: Alu = alu!(|a: f32| if a > 0.0 { a.min(1.0) } else { 0.0 });
 pub(crate) const SATURATE_64: Alu = alu!(|a: f64| if a > 0.0 { a.min(1.0) } else { 0.0 });
 pub(crate) const FLUSH_32: Alu = alu!(|a: f32| flushed(a));
-/// Of the approximate functions, the only ones of 64 bits that flush.
+/// For approximate functions. No other operation on 64 bits flushes.
 pub(crate) const FLUSH_64: Alu = alu!(|a: f64| if a.is_subnormal() { 0.0_f64.copysign(a) } else { a });
 
 /// Flushes a result that is tiny, before rounding or after.
